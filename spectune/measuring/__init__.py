@@ -1,0 +1,1 @@
+"""Clocks, NVML, bandwidth probe, bytes model and environment fingerprint."""

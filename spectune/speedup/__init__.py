@@ -1,0 +1,1 @@
+"""Acceptance, speedup models, uncertainty: pure functions of a run directory."""

@@ -1,0 +1,1 @@
+"""Prompts: the bundled suites and loaders for public formats."""

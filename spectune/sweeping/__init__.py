@@ -1,0 +1,1 @@
+"""Plan of cells, order, resume and the run directory."""

@@ -1,0 +1,232 @@
+"""The cell: one point of a plan, and what was measured there.
+
+A cell file holds everything the analysis needs, so nothing to the right of it ever touches torch.
+Words and formulas follow the project's definitions: a *round* is one target forward that verifies a draft;
+`drafted`, `accepted` and `emitted` count that round's tokens (a stop token cuts all three).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+SCHEMA_VERSION = 1
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Sampling(Record):
+    """How the target's distribution is shaped; temperature 0 is greedy decoding."""
+
+    temperature: NonNegative = 0.0
+    top_k: Count = 0  # 0: off
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Positive = 1.0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+Rule = Literal["greedy", "speculative", "block", "match"]
+
+
+class CellSpec(Record):
+    """Everything that changes a cell's result. `key` is its hash.
+
+    `target` and `drafter` are the names the user wrote; the digests pin the weights behind them.
+    """
+
+    target: str
+    target_digest: str
+    drafter: str  # "ngram", "early-exit:8", "layer-skip:10-14", or a model folder / hub id
+    drafter_digest: str
+    suite: str
+    suite_digest: str  # of the prompts really used, after filter, sample and limit
+    k: Annotated[int, Field(ge=1)]
+    batch: Annotated[int, Field(ge=1)]
+    rule: Rule
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    max_new_tokens: Annotated[int, Field(ge=1)]
+    ignore_eos: bool = False
+    chat_template: bool
+    dtype: str
+    device: str
+    draft_device: str
+    engine: str = "native"
+    repeats: Annotated[int, Field(ge=1)] = 1
+
+    @property
+    def key(self) -> str:
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:20]
+
+
+class RoundCount(Record):
+    """`count` rounds of one request that offered `drafted` tokens and kept `accepted` of them."""
+
+    drafted: Count
+    accepted: Count
+    count: Annotated[int, Field(ge=1)]
+
+    @model_validator(mode="after")
+    def _prefix_of_draft(self) -> RoundCount:
+        if self.accepted > self.drafted:
+            raise ValueError(f"accepted {self.accepted} of {self.drafted} drafted tokens")
+        return self
+
+
+class RequestResult(Record):
+    """One request of one pass.
+
+    `output_tokens` includes the first token, which comes from the prefill. `decode_seconds` runs from the first
+    token to the last. `full_tokens` and `full_seconds` cover only rounds in which all B slots were busy, so
+    sum(full_tokens) * B / sum(full_seconds) is the pass's decode throughput.
+    """
+
+    id: str  # prompt id; repeated prompts get "#2", "#3", … appended
+    prompt_tokens: Annotated[int, Field(ge=1)]
+    output_tokens: Annotated[int, Field(ge=1)]
+    finish_reason: Literal["stop", "length", "context"]
+    output_digest: str  # hash of the token ids: equal digests mean token-identical output
+    ttft_seconds: NonNegative
+    decode_seconds: NonNegative
+    full_tokens: Count
+    full_seconds: NonNegative
+    rounds: tuple[RoundCount, ...]  # empty where the first token ended the request; drafted=0 rounds are included
+
+    @property
+    def prompt_id(self) -> str:
+        return self.id.split("#", 1)[0]
+
+
+class RoundTimes(Record):
+    """Medians and means over the full-occupancy rounds of a pass, in seconds."""
+
+    rounds: Count  # how many rounds stand behind the figures
+    draft_mean: NonNegative | None
+    verify_mean: NonNegative | None
+    overhead_mean: NonNegative | None
+    draft_median: NonNegative | None
+    verify_median: NonNegative | None
+    overhead_median: NonNegative | None
+    mean_context: NonNegative | None  # mean cached tokens per row
+    draft_steps_mean: NonNegative | None  # drafter forwards per round (0 for n-gram)
+
+
+class PassResult(Record):
+    """One walk over the suite's requests: plain (no draft) or speculative."""
+
+    mode: Literal["plain", "speculative"]
+    repeat: Count
+    order: Count  # position in the A B B A sequence of this cell
+    wall_seconds: Positive  # prefill included
+    target_forwards: Count  # verify forwards, prefills not counted
+    requests: Annotated[tuple[RequestResult, ...], Field(min_length=1)]
+    times: RoundTimes
+
+
+class Reading(Record):
+    """A measured or derived number with its source, or null with the reason."""
+
+    value: Finite | None
+    source: str | None = None
+    reason: str | None = None
+
+    @model_validator(mode="after")
+    def _null_has_reason(self) -> Reading:
+        if self.value is None and not self.reason:
+            raise ValueError("a null reading needs a reason")
+        return self
+
+
+class Bandwidth(Record):
+    """Bytes a round must read, and how that compares with the device's peak. MBU above 1 is a warning, never clipped."""
+
+    bytes_per_plain_step: Count
+    bytes_per_round: Count
+    peak_bytes_per_second: Reading  # the achievable peak, from the copy benchmark
+    mbu_plain: Reading
+    mbu_speculative: Reading
+    dram_utilization: Reading  # NVML GPM, share of theoretical bandwidth
+    memory_busy: Reading  # NVML utilization.memory: share of time, not bandwidth
+    power_watts: Reading
+    sm_clock_mhz: Reading
+    throttle_reasons: tuple[str, ...] = ()
+
+
+class CellResult(Record):
+    """A finished cell file. Passes come in pairs: each repeat has one plain and one speculative pass."""
+
+    schema_version: Literal[1] = 1
+    key: str
+    spec: CellSpec
+    started_at: str  # ISO 8601, UTC
+    finished_at: str
+    warmup_seconds: NonNegative
+    passes: Annotated[tuple[PassResult, ...], Field(min_length=2)]
+    bandwidth: Bandwidth
+    tokens_identical: bool | None  # greedy or match: speculative output == plain output; None where not comparable
+    warnings: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _passes_are_paired(self) -> CellResult:
+        for repeat in {p.repeat for p in self.passes}:
+            modes = sorted(p.mode for p in self.passes if p.repeat == repeat)
+            if modes != ["plain", "speculative"]:
+                raise ValueError(f"repeat {repeat} has passes {modes}, want one plain and one speculative")
+        if self.key != self.spec.key:
+            raise ValueError("key does not match the spec")
+        return self
+
+
+class FailedCell(Record):
+    """Why a cell has no result: `reason` is "oom", "error" or "refused"."""
+
+    schema_version: Literal[1] = 1
+    key: str
+    spec: CellSpec
+    failed_at: str
+    reason: Literal["oom", "error", "refused"]
+    message: str
+
+
+class ModelInfo(Record):
+    """Facts about a loaded model that the analysis and the theory card need."""
+
+    name: str
+    digest: str
+    parameters: Count
+    weight_bytes_per_step: Count  # read by one forward: embedding rows left out, a tied head counted once
+    kv_bytes_per_token: Count
+    layers: Count
+    vocab_size: Count
+    max_context: Count
+    dtype: str
+    device: str
+
+
+class RunInfo(Record):
+    """run.json: the plan and where it ran."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    created_at: str
+    spectune_version: str
+    command: tuple[str, ...]
+    environment: dict[str, object]  # the fingerprint
+    target: ModelInfo
+    drafters: dict[str, ModelInfo | None]  # name as in CellSpec.drafter; None for n-gram
+    plan: tuple[CellSpec, ...]
