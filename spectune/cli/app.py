@@ -1,0 +1,67 @@
+"""The `spectune` application: registers the commands and turns known errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from spectune import __version__
+from spectune.cli import doctor, export, fit, generate, probe, recommend, report, suites, sweep
+from spectune.errors import SpectuneError
+
+app = typer.Typer(
+    name="spectune",
+    help="Benchmark and tune speculative decoding of large language models.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"spectune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("sweep")(sweep.sweep)
+app.command("recommend")(recommend.recommend)
+app.command("report")(report.report)
+app.command("fit")(fit.fit)
+app.command("export")(export.export)
+app.command("generate")(generate.generate)
+app.add_typer(suites.app, name="suites")
+app.command("probe")(probe.probe)
+app.command("doctor")(doctor.doctor)
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 success, 2 wrong use, 3 cannot judge, 4 failed, 130 interrupted.
+
+    `SPECTUNE_DEBUG=1` shows the traceback of a known error too.
+    """
+    try:
+        app()
+    except SpectuneError as error:
+        if os.environ.get("SPECTUNE_DEBUG"):
+            raise
+        print(f"spectune: error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"  try: {error.hint}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output has gone (`spectune … | head`); nothing is wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

@@ -1,0 +1,2 @@
+def export() -> None:
+    """(being written)"""

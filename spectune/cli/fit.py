@@ -1,0 +1,2 @@
+def fit() -> None:
+    """(being written)"""

@@ -1,0 +1,2 @@
+def probe() -> None:
+    """(being written)"""

@@ -1,0 +1,62 @@
+"""What the sweep asks of an engine: load models, render requests, warm up, run one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from spectune.suites.prompt import Suite
+from spectune.sweeping.cell import CellSpec, ModelInfo, PassResult
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A rendered prompt, ready to decode. The seed belongs to the request, so batch mates cannot change it."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    max_new_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """The rendered suite; `notes` name every prompt that was left out, and why."""
+
+    requests: tuple[Request, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Engine(Protocol):
+    """One way to run a cell."""
+
+    @property
+    def target(self) -> ModelInfo: ...
+
+    def drafter(self, name: str) -> ModelInfo | None:
+        """Load (or look up) a drafter and check that it fits the target.
+
+        Returns None for a drafter without weights. Raises UsageError where it cannot work.
+        """
+
+    def render(self, spec: CellSpec, suite: Suite) -> Requests:
+        """Token ids of each prompt. Prompts are repeated (`id#2`, …) until they fill the batch once."""
+
+    def warm_up(self, spec: CellSpec, requests: Sequence[Request]) -> None:
+        """Run every tensor shape that the cell's passes will use, so that no first-use cost is measured."""
+
+    def run_pass(
+        self,
+        spec: CellSpec,
+        requests: Sequence[Request],
+        *,
+        mode: Literal["plain", "speculative"],
+        repeat: int,
+        order: int,
+        on_tokens: Callable[[int], None] | None = None,
+    ) -> PassResult:
+        """Decode all requests once. `on_tokens(n)` is called after each round with the tokens it emitted."""
+
+    def release(self) -> None:
+        """Give back caches and scratch memory, for instance after an out-of-memory cell."""
