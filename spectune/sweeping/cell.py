@@ -61,7 +61,7 @@ class CellSpec(Record):
     seed: int = 0
     max_new_tokens: Annotated[int, Field(ge=1)]
     ignore_eos: bool = False
-    chat_template: bool
+    chat_template: bool | None  # None: the template for messages, raw text as it is
     dtype: str
     device: str
     draft_device: str

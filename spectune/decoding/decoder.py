@@ -1,0 +1,319 @@
+"""The decoder: one loop for plain and speculative decoding.
+
+    prefill rows -> repeat: draft = drafter.propose(K)        tokens, counts, q
+                            p     = target.verify(draft)      one forward over the newest token and the draft
+                            kept  = rule(draft, p, q)         per row
+                            stop tokens, limits, refill of free slots
+
+Plain decoding is the same loop with nothing drafted, so a speedup compares like with like.
+
+State of a row with n known tokens: the target's cache holds n - 1 of them, the newest is in no cache yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from spectune.decoding import rules
+from spectune.decoding.adapter import CausalModel
+from spectune.decoding.cache import KVStore, Step
+from spectune.decoding.drafter import Draft, Drafter, Round, Row
+from spectune.decoding.generation import Generation, RoundTrace
+from spectune.decoding.model_drafter import ModelDrafter
+from spectune.decoding.random import CounterCoins, Stream, pick, uniform
+from spectune.decoding.sampling import History, is_greedy, probabilities
+from spectune.decoding.schedule import KSchedule
+from spectune.decoding.stopping import StopRule
+from spectune.engines.engine import Request
+from spectune.errors import UsageError
+from spectune.measuring.clock import make_clock
+from spectune.sweeping.cell import Rule, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSettings:
+    """How to decode. `rule` is ignored for temperature 0, which is always greedy."""
+
+    schedule: KSchedule
+    rule: Rule = "speculative"
+    sampling: Sampling = Sampling()
+
+
+@dataclass(slots=True)
+class Slot:
+    """A running request."""
+
+    row: Row
+    request: Request
+    generation: Generation
+    limit: int  # most output tokens
+    started: float
+    first_token_at: float = 0.0
+
+    @property
+    def remaining(self) -> int:
+        return self.limit - len(self.generation.tokens)
+
+
+@dataclass(slots=True)
+class Run:
+    """Everything one call of `decode` produced."""
+
+    generations: list[Generation]
+    trace: list[RoundTrace] = field(default_factory=list)
+    target_forwards: int = 0
+    wall_seconds: float = 0.0
+
+
+class Decoder:
+    """Decodes requests in B slots.
+
+    Args:
+        target: the model whose distribution is kept.
+        drafter: proposes tokens; None for plain decoding.
+        stop: stop tokens and stop strings.
+    """
+
+    def __init__(
+        self, target: CausalModel, drafter: Drafter | None, settings: DecodeSettings, stop: StopRule
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.settings = settings
+        self.stop = stop
+        self.rule: Rule = "greedy" if is_greedy(settings.sampling) else settings.rule
+        if self.rule == "greedy" and not is_greedy(settings.sampling):
+            raise UsageError("the greedy rule needs temperature 0", "choose --rule speculative, block or match")
+        self.store = KVStore(0, 0)
+        self.history = History(0, 0, 1.0, target.device)
+        self.slots: list[Slot] = []
+        self.stop_ids = torch.tensor(sorted(stop.token_ids), dtype=torch.long, device=target.device)
+        self.on_round: Callable[[Decoder, RoundTrace], None] | None = None
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        requests: Sequence[Request],
+        batch: int,
+        on_tokens: Callable[[Request, list[int]], None] | None = None,
+    ) -> Run:
+        """Decode all requests, `batch` at a time; a finished row's slot is refilled at once.
+
+        Raises:
+            UsageError: an empty prompt, a prompt that fills the context, or a token id outside the vocabulary.
+        """
+        began = time.perf_counter()
+        run = Run([Generation(r.id, len(r.token_ids)) for r in requests])
+        waiting = deque(zip(requests, run.generations, strict=True))
+        limits = [self._limit(request) for request in requests]
+        width = self.settings.schedule.largest if self.drafter else 0
+        capacity = max((len(r.token_ids) + n for r, n in zip(requests, limits, strict=True)), default=0)
+        rows = min(batch, len(requests))
+        # A round writes up to K slots behind a row's last possible token.
+        self.store = KVStore(rows, capacity + width + 1)
+        self.history = History(
+            rows, self.target.vocab_size, self.settings.sampling.repetition_penalty, self.target.device
+        )
+        if self.drafter:
+            if isinstance(self.drafter, ModelDrafter) and self.drafter.shares_target_cache:
+                self.drafter.adopt(self.store)
+            self.drafter.start(rows, self.store.capacity)
+        self.slots = []
+        clock = make_clock(self.target.device)
+        while waiting or self.slots:
+            while waiting and len(self.slots) < rows:
+                self._admit(*waiting.popleft(), on_tokens)
+            if not self.slots:
+                continue
+            trace = self._round(clock, full=len(self.slots) == batch, on_tokens=on_tokens)
+            run.trace.append(trace)
+            run.target_forwards += 1
+            if self.on_round:
+                self.on_round(self, trace)
+        run.wall_seconds = time.perf_counter() - began
+        return run
+
+    def _limit(self, request: Request) -> int:
+        """Output tokens that fit: the request's own limit, cut by the context."""
+        length = len(request.token_ids)
+        if length == 0:
+            raise UsageError(f"request {request.id!r} has an empty prompt")
+        if length >= self.target.max_context:
+            raise UsageError(
+                f"request {request.id!r} has {length} prompt tokens; the context is {self.target.max_context}"
+            )
+        if max(request.token_ids) >= self.target.vocab_size or min(request.token_ids) < 0:
+            raise UsageError(f"request {request.id!r} has a token id outside the vocabulary")
+        return min(request.max_new_tokens, self.target.max_context - length)
+
+    def _admit(
+        self,
+        request: Request,
+        generation: Generation,
+        on_tokens: Callable[[Request, list[int]], None] | None,
+    ) -> None:
+        """Prefill a request into the next free row and choose its first token."""
+        started = time.perf_counter()
+        index = len(self.slots)
+        prompt = list(request.token_ids)
+        ids = torch.tensor([prompt], device=self.target.device)
+        step = Step(index, (0,), len(prompt), self.target.device)
+        logits = self.target.forward(ids, step, self.store, last_only=True)
+        self.history.reset(index, prompt)
+        row = Row(prompt, request.seed)
+        token = int(self._choose_first(logits, row, index))
+        slot = Slot(row, request, generation, self._limit(request), started)
+        slot.first_token_at = time.perf_counter()
+        generation.ttft_seconds = slot.first_token_at - started
+        generation.origins.append("prefill")
+        generation.tokens.append(token)
+        row.tokens.append(token)
+        self.history.add(index, [token])
+        if on_tokens:
+            on_tokens(request, [token])
+        if self._finished(slot, [token]):
+            return
+        if self.drafter:
+            self.drafter.admit(index, row)
+        self.slots.append(slot)
+
+    def _choose_first(self, logits: Tensor, row: Row, index: int) -> Tensor:
+        """First token of a row from its prefill logits [1, 1, V]."""
+        logits = self.history.apply(logits, index)
+        if self.rule == "greedy":
+            return logits[0, -1].argmax(-1)
+        p = probabilities(logits[0, -1], self.settings.sampling)
+        seed, position, zero = (torch.tensor(x, device=p.device) for x in (row.seed, row.length, 0))
+        return pick(p, uniform(seed, Stream.TARGET, position, zero))
+
+    def _round(
+        self,
+        clock: object,
+        *,
+        full: bool,
+        on_tokens: Callable[[Request, list[int]], None] | None,
+    ) -> RoundTrace:
+        """Draft, verify, accept, and hand out the tokens."""
+        began = time.perf_counter()
+        device = self.target.device
+        rows = [slot.row for slot in self.slots]
+        context = sum(row.length - 1 for row in rows) / len(rows)
+        # The last token of a row comes from the target itself, so a row drafts one less than it may still emit.
+        k = self.settings.schedule.at(len(rows))
+        limits = [min(k, slot.remaining - 1) for slot in self.slots]
+        round_ = Round(
+            rows, limits, max(limits), self.rule, self.settings.sampling, self.history, self.stop_ids, device
+        )
+        start = clock.mark()
+        draft = self.drafter.propose(round_) if self.drafter and max(limits) > 0 else None
+        drafted = clock.mark()
+        newest = torch.tensor([[row.tokens[-1]] for row in rows], device=device)
+        ids = newest if draft is None else torch.cat([newest, draft.tokens], 1)
+        step = Step(0, tuple(row.length - 1 for row in rows), ids.shape[1], device)
+        logits = self.target.forward(ids, step, self.store)
+        verified = clock.mark()
+        verdict = self._accept(logits, draft, round_)
+        # The round's only copy to the host: [B, K + 3] of counts and tokens.
+        counts = draft.counts[:, None] if draft else torch.zeros_like(newest)
+        packed = torch.cat([counts, verdict.accepted[:, None], verdict.token[:, None], ids[:, 1:]], 1).tolist()
+        done = []
+        emitted_in_all = 0
+        for index, (slot, (drafted_count, accepted, closing, *proposal)) in enumerate(
+            zip(self.slots, packed, strict=True)
+        ):
+            tokens = [*proposal[:accepted], closing]
+            kept = self._cut(slot, tokens)
+            slot.row.tokens += kept
+            self.history.add(index, kept)
+            # Behind a stop token nothing was offered and nothing is kept.
+            cut = len(kept) <= accepted
+            slot.generation.add_round(
+                len(kept) if cut else drafted_count, len(kept) if cut else accepted, kept
+            )
+            emitted_in_all += len(kept)
+            if on_tokens:
+                on_tokens(slot.request, kept)
+            if self._finished(slot, kept):
+                done.append(index)
+        if self.drafter:
+            self.drafter.keep(rows)
+        seconds = time.perf_counter() - began
+        draft_seconds, verify_seconds = clock.seconds(start, drafted), clock.seconds(drafted, verified)
+        for slot in self.slots:
+            if full:
+                slot.generation.full_seconds += seconds
+                slot.generation.full_tokens += slot.generation.rounds[-1].emitted
+        trace = RoundTrace(
+            rows=len(rows),
+            full=full,
+            drafted=sum(row[0] for row in packed),
+            emitted=emitted_in_all,
+            draft_steps=draft.steps if draft else 0,
+            context=context,
+            draft_seconds=draft_seconds,
+            verify_seconds=verify_seconds,
+            overhead_seconds=max(0.0, seconds - draft_seconds - verify_seconds),
+        )
+        for index in reversed(done):
+            self._free(index)
+        return trace
+
+    def _accept(self, logits: Tensor, draft: Draft | None, round_: Round) -> rules.Verdict:
+        """Apply the rule. logits [B, K + 1, V]."""
+        rows = logits.shape[0]
+        if draft is None:
+            tokens = torch.zeros(rows, 0, dtype=torch.long, device=logits.device)
+            counts = torch.zeros(rows, dtype=torch.long, device=logits.device)
+        else:
+            tokens, counts = draft.tokens, draft.counts
+        logits = self.history.apply_block(logits, tokens)
+        if self.rule == "greedy":
+            return rules.match(tokens, counts, logits.argmax(-1))
+        p = probabilities(logits, round_.sampling)
+        seeds, positions = round_.seeds(logits.device), round_.positions(logits.device)
+        if self.rule == "match":
+            places = positions[:, None] + torch.arange(p.shape[1], device=p.device)
+            u = uniform(seeds[:, None], Stream.TARGET, places, torch.zeros_like(places))
+            return rules.match(tokens, counts, pick(p, u))
+        q = draft.probabilities if draft else None
+        if q is None:
+            q = rules.one_hot(tokens, p.shape[-1], p.dtype)
+        rule = rules.block if self.rule == "block" else rules.speculative
+        return rule(tokens, counts, p, q, CounterCoins(seeds, positions))
+
+    def _cut(self, slot: Slot, tokens: list[int]) -> list[int]:
+        """The part of a round's tokens that is delivered: up to a stop or the limit."""
+        kept = tokens[: slot.remaining]
+        end = self.stop.find(slot.generation.tokens, kept)
+        return kept if end is None else kept[: end + 1]
+
+    def _finished(self, slot: Slot, new: list[int]) -> bool:
+        """Close the generation if its newest tokens end it."""
+        generation = slot.generation
+        stopped = self.stop.reason(generation.tokens, len(new))
+        if stopped is None and slot.remaining > 0:
+            return False
+        if stopped is not None:
+            generation.finish_reason = "stop"
+            generation.stop_string = stopped or None
+        else:
+            generation.finish_reason = "length" if slot.limit == slot.request.max_new_tokens else "context"
+        generation.decode_seconds = time.perf_counter() - slot.first_token_at
+        return True
+
+    def _free(self, index: int) -> None:
+        """Take a finished row out; the last row moves into its place, so that rows stay packed."""
+        last = len(self.slots) - 1
+        if index != last:
+            self.store.move(last, index)
+            self.history.move(last, index)
+            if self.drafter:
+                self.drafter.move(last, index)
+            self.slots[index] = self.slots[last]
+        self.slots.pop()

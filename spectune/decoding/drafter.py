@@ -1,0 +1,94 @@
+"""What the decoder asks of a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from spectune.decoding.random import Stream, uniform
+from spectune.decoding.sampling import History
+from spectune.sweeping.cell import Rule, Sampling
+
+
+@dataclass(slots=True)
+class Row:
+    """One running sequence. The last token is known but in no cache yet."""
+
+    tokens: list[int]  # prompt and output
+    seed: int
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+
+class Draft(NamedTuple):
+    """A round's proposals, on the target's device."""
+
+    tokens: Tensor  # [B, K] int64
+    counts: Tensor  # [B] int64, how many of a row's K tokens are real
+    probabilities: Tensor | None  # [B, K, V] what the tokens were drawn from; None: one-hot
+    steps: int  # drafter forwards this took
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a drafter may know: the rows, how much each may draft, and how the target will choose."""
+
+    rows: Sequence[Row]
+    limits: Sequence[int]  # most drafted tokens per row, 0 … width
+    width: int  # K of this round
+    rule: Rule
+    sampling: Sampling
+    history: History
+    stop_ids: Tensor  # [n] on the target's device
+    device: torch.device  # the target's
+
+    def seeds(self, device: torch.device) -> Tensor:
+        return torch.tensor([row.seed for row in self.rows], device=device)
+
+    def positions(self, device: torch.device) -> Tensor:
+        """[B] position of the first token the round can emit."""
+        return torch.tensor([row.length for row in self.rows], device=device)
+
+    def draft_coins(self, place: int, device: torch.device) -> Tensor:
+        """[B] coins that choose the draft's token at `place`.
+
+        Under `match` the draft uses the target's own coin for that position: the output is the target's choice
+        whatever is drafted, and equal coins make equal choices likely.
+        """
+        first = self.positions(device)
+        zero = torch.zeros_like(first)
+        if self.rule == "match":
+            return uniform(self.seeds(device), Stream.TARGET, first + place, zero)
+        return uniform(self.seeds(device), Stream.DRAFT, first, zero + place)
+
+    def counts_before_stop(self, tokens: Tensor) -> Tensor:
+        """A draft ends at its first stop token, which itself is offered. [B, K] -> [B]."""
+        limits = torch.tensor(self.limits, device=tokens.device)
+        is_stop = torch.isin(tokens, self.stop_ids)
+        before = (~is_stop).long().cumprod(1).sum(1)
+        return torch.minimum(limits, before + 1)
+
+
+class Drafter(Protocol):
+    """Proposes tokens. Rows are numbered 0 … B - 1 and stay packed: `move` closes gaps."""
+
+    def start(self, rows: int, capacity: int) -> None:
+        """Make room for `rows` sequences of up to `capacity` tokens; forget everything."""
+
+    def admit(self, index: int, row: Row) -> None:
+        """A new sequence takes a row: its prompt and first token are known."""
+
+    def propose(self, round_: Round) -> Draft | None:
+        """Draft for all rows; None if nothing could be drafted."""
+
+    def keep(self, rows: Sequence[Row]) -> None:
+        """The round is over and the rows have grown; drop what was not accepted."""
+
+    def move(self, source: int, destination: int) -> None:
+        """Copy one row's state over another's."""

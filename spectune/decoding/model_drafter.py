@@ -1,0 +1,127 @@
+"""Drafters that run a language model: a separate draft model, or the target itself with fewer layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from spectune.decoding.adapter import CausalModel
+from spectune.decoding.cache import KVStore, Step
+from spectune.decoding.drafter import Draft, Round, Row
+from spectune.decoding.random import pick
+from spectune.decoding.sampling import is_greedy, penalize, probabilities
+
+
+class ModelDrafter:
+    """Drafts K tokens with K forwards of a causal language model.
+
+    Args:
+        model: the draft.
+        shared_vocab: ids below this exist in both vocabularies and may be proposed.
+        target_vocab: width of the target's distributions; q is padded with zeros to it.
+        shares_target_cache: self-speculation. The draft reads the verified keys of the layers it runs in the target's
+            own cache and writes its own behind them, which the verification overwrites.
+    """
+
+    def __init__(
+        self, model: CausalModel, *, shared_vocab: int, target_vocab: int, shares_target_cache: bool = False
+    ) -> None:
+        self.model = model
+        self.shared_vocab = shared_vocab
+        self.target_vocab = target_vocab
+        self.shares_target_cache = shares_target_cache
+        self.store = KVStore(0, 0)
+        self.cached: list[int] = []  # tokens of each row in the cache
+
+    def start(self, rows: int, capacity: int) -> None:
+        self.cached = [0] * rows
+        if not self.shares_target_cache:
+            self.store = KVStore(rows, min(capacity, self.model.max_context))
+
+    def adopt(self, store: KVStore) -> None:
+        """Self-speculation: use the target's cache of this run."""
+        self.store = store
+
+    def admit(self, index: int, row: Row) -> None:
+        self.cached[index] = 0
+        self._catch_up(index, row)
+
+    def _gap(self, index: int, row: Row) -> int:
+        """Known tokens that the cache lacks; at least 1, the newest."""
+        return 1 if self.shares_target_cache else row.length - self.cached[index]
+
+    def _catch_up(self, index: int, row: Row) -> None:
+        """Fill the cache up to the newest token, which the next draft step feeds."""
+        if self._gap(index, row) > 1 and row.length - 1 <= self.store.capacity:
+            start = self.cached[index]
+            ids = torch.tensor([row.tokens[start:-1]], device=self.model.device)
+            step = Step(index, (start,), ids.shape[1], self.model.device)
+            self.model.forward(ids, step, self.store, last_only=True)
+            self.cached[index] = row.length - 1
+
+    def propose(self, round_: Round) -> Draft | None:
+        rows = round_.rows
+        # Fed are the newest token and the first K - 1 drafted ones, at positions n - 1 … n + K - 2.
+        limits = [
+            max(0, min(limit, self.store.capacity - row.length + 1))
+            for limit, row in zip(round_.limits, rows, strict=True)
+        ]
+        width = max(limits)
+        if width == 0:
+            return None
+        # A fully accepted draft leaves its last token out of the cache: feed two tokens then. Feeding a cached token
+        # again rewrites the same values, so all rows can feed equally many.
+        for index, row in enumerate(rows):
+            if self._gap(index, row) > 2:
+                self._catch_up(index, row)
+        feed = max(self._gap(index, row) for index, row in enumerate(rows) if limits[index])
+        # Rows beyond the draft's context ride along on its last slots; nothing they produce is offered.
+        starts = [min(row.length, self.store.capacity) - feed for row in rows]
+        ids = torch.tensor([row.tokens[-feed:] for row in rows], device=self.model.device)
+        tokens: list[Tensor] = []
+        distributions: list[Tensor] = []
+        for place in range(width):
+            step = Step(0, tuple(starts), ids.shape[1], self.model.device)
+            logits = self.model.forward(ids, step, self.store, last_only=True)[:, -1, : self.shared_vocab]
+            token, q = self._choose(logits, tokens, round_, place)
+            tokens.append(token)
+            if q is not None:
+                distributions.append(q)
+            starts = [min(start + ids.shape[1], self.store.capacity - 1) for start in starts]
+            ids = token[:, None]
+        for index, row in enumerate(rows):
+            if limits[index]:
+                self.cached[index] = row.length + limits[index] - 1
+        drafted = torch.stack(tokens, 1).to(round_.device)
+        counts = torch.minimum(
+            torch.tensor(limits, device=round_.device), round_.counts_before_stop(drafted)
+        )
+        q_all = None
+        if distributions:
+            q_all = torch.stack(distributions, 1).to(round_.device)
+            q_all = torch.nn.functional.pad(q_all, (0, self.target_vocab - q_all.shape[-1]))
+        return Draft(drafted, counts, q_all, width)
+
+    def _choose(
+        self, logits: Tensor, before: list[Tensor], round_: Round, place: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """The draft's next token [B] and, where the rule needs it, its distribution [B, V]."""
+        if round_.history.seen is not None:
+            seen = round_.history.after(len(round_.rows), before)[:, : self.shared_vocab]
+            logits = penalize(logits, seen.to(logits.device), round_.history.penalty)
+        if is_greedy(round_.sampling):
+            return logits.argmax(-1), None
+        q = probabilities(logits, round_.sampling)
+        token = pick(q, round_.draft_coins(place, logits.device))
+        return token, None if round_.rule == "match" else q
+
+    def keep(self, rows: Sequence[Row]) -> None:
+        for index, row in enumerate(rows):
+            self.cached[index] = min(self.cached[index], row.length - 1)
+
+    def move(self, source: int, destination: int) -> None:
+        self.cached[destination] = self.cached[source]
+        if not self.shares_target_cache:
+            self.store.move(source, destination)

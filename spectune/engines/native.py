@@ -1,0 +1,231 @@
+"""The native engine: cells run in spectune's own decoder."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+
+from spectune.decoding.cache import KVStore, Step
+from spectune.decoding.decoder import Decoder, DecodeSettings, Run
+from spectune.decoding.drafter import Drafter
+from spectune.decoding.drafters import BuiltDrafter, build_drafter
+from spectune.decoding.generation import Generation, RoundTrace
+from spectune.decoding.loading import load, pick_device, pick_dtype
+from spectune.decoding.schedule import KSchedule
+from spectune.decoding.stopping import StopRule
+from spectune.engines.engine import Request, Requests
+from spectune.errors import UsageError
+from spectune.suites.prompt import Suite
+from spectune.suites.render import render
+from spectune.sweeping.cell import (
+    CellSpec,
+    ModelInfo,
+    PassResult,
+    RequestResult,
+    RoundCount,
+    RoundTimes,
+    Sampling,
+)
+
+
+class NativeEngine:
+    """Loads the target once and each drafter on first use.
+
+    Args:
+        target: folder, hub id, or `smollm2`.
+        dtype: auto, float32, bfloat16 or float16.
+        device: auto, cpu, cuda or cuda:N; `draft_device` likewise, the target's if None.
+
+    Raises:
+        UsageError: the model, device or dtype cannot be had.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        draft_device: str | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.device = pick_device(device)
+        self.draft_device = pick_device(draft_device) if draft_device else self.device
+        self.dtype = pick_dtype(dtype, self.device)
+        self.trust_remote_code = trust_remote_code
+        self.loaded = load(
+            target,
+            device=self.device,
+            dtype=self.dtype,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
+        self._drafters: dict[str, BuiltDrafter] = {}
+        self._warm: set[tuple[str, int, int]] = set()
+
+    @property
+    def target(self) -> ModelInfo:
+        return self.loaded.info
+
+    def generation_defaults(self) -> Sampling:
+        """Sampling of the model's own generation config."""
+        return self.loaded.defaults
+
+    def drafter(self, name: str) -> ModelInfo | None:
+        return self.built(name).info
+
+    def drafter_notes(self, name: str) -> tuple[str, ...]:
+        """What a reader of the results should know about the drafter."""
+        return self.built(name).notes
+
+    def built(self, name: str) -> BuiltDrafter:
+        if name not in self._drafters:
+            dtype = self.dtype if self.draft_device == self.device else pick_dtype("auto", self.draft_device)
+            self._drafters[name] = build_drafter(
+                name,
+                self.loaded,
+                device=self.draft_device,
+                dtype=dtype,
+                trust_remote_code=self.trust_remote_code,
+            )
+        return self._drafters[name]
+
+    def render(self, spec: CellSpec, suite: Suite) -> Requests:
+        if self.loaded.tokenizer is None:
+            raise UsageError(f"{self.target.name!r} has no tokenizer", "put its tokenizer files beside the model")
+        requests: list[Request] = []
+        notes: list[str] = []
+        for prompt in suite.prompts:
+            ids = render(prompt, self.loaded.tokenizer, chat_template=spec.chat_template)
+            limit = min(prompt.max_new_tokens or spec.max_new_tokens, spec.max_new_tokens)
+            if len(ids) >= self.target.max_context:
+                notes.append(
+                    f"{prompt.id}: left out, {len(ids)} prompt tokens fill the context of {self.target.max_context}"
+                )
+                continue
+            if len(ids) + limit > self.target.max_context:
+                notes.append(f"{prompt.id}: output cut to {self.target.max_context - len(ids)} tokens by the context")
+            requests.append(Request(prompt.id, tuple(ids), limit, request_seed(spec.seed, prompt.id)))
+        if not requests:
+            raise UsageError(f"suite {suite.name!r} has no prompt that fits the context of {self.target.max_context}")
+        return Requests(tuple(_fill(requests, spec.batch)), tuple(notes))
+
+    def warm_up(self, spec: CellSpec, requests: Sequence[Request]) -> None:
+        shape = (spec.drafter, spec.batch, spec.k)
+        if shape in self._warm:
+            return
+        with torch.inference_mode():
+            store = KVStore(spec.batch, spec.k + 1)
+            for width in range(1, spec.k + 2):
+                ids = torch.zeros(spec.batch, width, dtype=torch.long, device=self.device)
+                self.loaded.model.forward(ids, Step(0, (0,) * spec.batch, width, self.device), store)
+        for mode in ("plain", "speculative"):
+            short = [
+                Request(r.id, r.token_ids, min(r.max_new_tokens, 2 * spec.k + 3), r.seed)
+                for r in requests[: spec.batch]
+            ]
+            self._decoder(spec, speculative=mode == "speculative").decode(short, spec.batch)
+        self._warm.add(shape)
+
+    def run_pass(
+        self,
+        spec: CellSpec,
+        requests: Sequence[Request],
+        *,
+        mode: Literal["plain", "speculative"],
+        repeat: int,
+        order: int,
+        on_tokens: Callable[[int], None] | None = None,
+    ) -> PassResult:
+        decoder = self._decoder(spec, speculative=mode == "speculative")
+        if on_tokens:
+            decoder.on_round = lambda _, trace: on_tokens(trace.emitted)
+        run = decoder.decode(requests, spec.batch)
+        return to_pass(run, mode=mode, repeat=repeat, order=order)
+
+    def _decoder(self, spec: CellSpec, *, speculative: bool) -> Decoder:
+        drafter: Drafter | None = self.built(spec.drafter).drafter if speculative else None
+        settings = DecodeSettings(KSchedule.constant(spec.k), spec.rule, spec.sampling)
+        stop = StopRule(frozenset() if spec.ignore_eos else self.loaded.stop_ids)
+        return Decoder(self.loaded.model, drafter, settings, stop)
+
+    def release(self) -> None:
+        for built in self._drafters.values():
+            built.drafter.start(0, 0)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def request_seed(seed: int, prompt_id: str) -> int:
+    """A request's own seed: the same prompt draws the same coins in every cell of a run."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{prompt_id}".encode()).digest()[:7], "big")
+
+
+def _fill(requests: list[Request], batch: int) -> list[Request]:
+    """Repeat the requests until every slot has one."""
+    filled = list(requests)
+    turn = 2
+    while len(filled) < batch:
+        filled += [
+            Request(f"{r.id}#{turn}", r.token_ids, r.max_new_tokens, request_seed(r.seed, f"#{turn}"))
+            for r in requests
+        ]
+        turn += 1
+    return filled
+
+
+def to_pass(run: Run, *, mode: Literal["plain", "speculative"], repeat: int, order: int) -> PassResult:
+    """The decoder's run as a cell file keeps it."""
+    return PassResult(
+        mode=mode,
+        repeat=repeat,
+        order=order,
+        wall_seconds=run.wall_seconds,
+        target_forwards=run.target_forwards,
+        requests=tuple(_to_request(g) for g in run.generations),
+        times=round_times([t for t in run.trace if t.full]),
+    )
+
+
+def _to_request(generation: Generation) -> RequestResult:
+    counts = Counter((r.drafted, r.accepted) for r in generation.rounds)
+    return RequestResult(
+        id=generation.id,
+        prompt_tokens=generation.prompt_tokens,
+        output_tokens=len(generation.tokens),
+        finish_reason=generation.finish_reason,
+        output_digest=generation.digest,
+        ttft_seconds=generation.ttft_seconds,
+        decode_seconds=generation.decode_seconds,
+        full_tokens=generation.full_tokens,
+        full_seconds=generation.full_seconds,
+        rounds=tuple(RoundCount(drafted=d, accepted=a, count=n) for (d, a), n in sorted(counts.items())),
+    )
+
+
+def round_times(trace: Sequence[RoundTrace]) -> RoundTimes:
+    """Means and medians of the rounds' three times; null where there was no round."""
+    if not trace:
+        return RoundTimes(rounds=0, **dict.fromkeys(set(RoundTimes.model_fields) - {"rounds"}))
+    draft = [t.draft_seconds for t in trace]
+    verify = [t.verify_seconds for t in trace]
+    overhead = [t.overhead_seconds for t in trace]
+    return RoundTimes(
+        rounds=len(trace),
+        draft_mean=statistics.fmean(draft),
+        verify_mean=statistics.fmean(verify),
+        overhead_mean=statistics.fmean(overhead),
+        draft_median=statistics.median(draft),
+        verify_median=statistics.median(verify),
+        overhead_median=statistics.median(overhead),
+        mean_context=statistics.fmean(t.context for t in trace),
+        draft_steps_mean=statistics.fmean(t.draft_steps for t in trace),
+    )
