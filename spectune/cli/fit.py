@@ -1,2 +1,37 @@
-def fit() -> None:
-    """(being written)"""
+"""`spectune fit`: acceptance curves and speedup models, each against the measurement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def fit(
+    run: Annotated[
+        Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Fit acceptance curves, predict every cell with two speedup models, and say how wrong they are.
+
+    The fit is also written to fit.json in the run.
+
+    Example: spectune fit runs/demo
+    """
+    from spectune.reporting.store import write_beside_run
+    from spectune.reporting.summary import as_json as to_json
+    from spectune.reporting.summary import fit_document, summarise
+    from spectune.speedup.run import find_run
+
+    path = find_run(run)
+    summary = summarise(path)
+    document = to_json(fit_document(summary))
+    write_beside_run(path / "fit.json", document + "\n")
+    if as_json:
+        print(document)
+        return
+    from spectune.reporting.terminal import print_fit
+
+    print_fit(summary)

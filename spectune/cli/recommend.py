@@ -1,2 +1,51 @@
-def recommend() -> None:
-    """(being written)"""
+"""`spectune recommend`: the configuration to use, or that none pays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spectune.errors import UsageError
+
+
+def recommend(
+    run: Annotated[
+        Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--for", help="Settings for one engine: vllm, sglang, tensorrt-llm, llama.cpp, transformers."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Say which drafter, rule and K to use at each batch, or that speculation does not pay, and why.
+
+    Measured speeds decide, with a 95 % interval. The answer is also written to
+    recommendation.json in the run. The exit code is 0 for every answer, OFF included, and 3 where
+    no cell has finished.
+
+    Example: spectune recommend runs/demo --for vllm
+    """
+    from spectune.recommending.flags import ENGINES
+    from spectune.reporting.store import write_beside_run
+    from spectune.reporting.summary import as_json as to_json
+    from spectune.reporting.summary import recommendation_document, summarise
+    from spectune.speedup.run import find_run
+
+    wanted = next((name for name in ENGINES if name == engine), None)
+    if engine is not None and wanted is None:
+        raise UsageError(f"--for does not know {engine!r}", f"choose from {', '.join(ENGINES)}")
+    path = find_run(run)
+    summary = summarise(path, engine=wanted)
+    document = to_json(recommendation_document(summary))
+    write_beside_run(path / "recommendation.json", document + "\n")
+    if as_json:
+        print(document)
+        return
+    from spectune.reporting.terminal import print_recommendation
+
+    print_recommendation(summary)

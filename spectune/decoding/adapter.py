@@ -50,15 +50,26 @@ def attend(
             f"{type(module).__name__} does not pass attention arguments through",
             "this architecture cannot be decoded by spectune yet",
         )
-    causal = spectune_step.is_fresh_prefill and (sliding_window is None or spectune_step.query <= sliding_window)
-    mask = None if causal else spectune_step.mask(sliding_window)
-    grouped = query.shape[1] != key.shape[1]
     if softcap is None and s_aux is None:
-        out = nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped
-        )
-        return out.transpose(1, 2), None
+        return attend_rows(query, key, value, spectune_step, scaling, sliding_window), None
     return _attend_plainly(query, key, value, spectune_step.mask(sliding_window), scaling, softcap, s_aux), None
+
+
+def attend_rows(
+    query: Tensor, key: Tensor, value: Tensor, step: Step, scaling: float | None, window: int | None
+) -> Tensor:
+    """Plain scaled dot-product attention of a step. Shapes as in `attend`."""
+    causal = step.is_fresh_prefill and (window is None or step.query <= window)
+    out = nn.functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=None if causal else step.mask(window),
+        is_causal=causal,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out.transpose(1, 2)
 
 
 def _attend_plainly(

@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from spectune.decoding.adapter import ATTENTION, CausalModel
 from spectune.decoding.cache import KVStore, Step
+from spectune.decoding.lean import lean
 from spectune.decoding.demo import DEMO_NAME, demo_folder
 from spectune.errors import UsageError
 from spectune.sweeping.cell import ModelInfo, Sampling
@@ -102,7 +103,7 @@ def load(
         first_line = str(error).strip().split("\n")[0]
         raise UsageError(f"cannot load {name!r}: {first_line}") from error
     model = model.eval().requires_grad_(False).to(device)
-    causal = CausalModel(model, device)
+    causal = lean(CausalModel(model, device))
     kv_bytes = _check_decodes(name, causal)
     return Loaded(
         model=causal,

@@ -56,10 +56,14 @@ class ModelDrafter:
         """Fill the cache up to the newest token, which the next draft step feeds."""
         if self._gap(index, row) > 1 and row.length - 1 <= self.store.capacity:
             start = self.cached[index]
-            ids = torch.tensor([row.tokens[start:-1]], device=self.model.device)
+            ids = self._known(row.tokens[start:-1])[None]
             step = Step(index, (start,), ids.shape[1], self.model.device)
             self.model.forward(ids, step, self.store, last_only=True)
             self.cached[index] = row.length - 1
+
+    def _known(self, tokens: list[int]) -> Tensor:
+        """Token ids the draft can look up; a padding id only the target has becomes the draft's last one."""
+        return torch.tensor(tokens, device=self.model.device).clamp(max=self.model.vocab_size - 1)
 
     def propose(self, round_: Round) -> Draft | None:
         rows = round_.rows
@@ -79,7 +83,7 @@ class ModelDrafter:
         feed = max(self._gap(index, row) for index, row in enumerate(rows) if limits[index])
         # Rows beyond the draft's context ride along on its last slots; nothing they produce is offered.
         starts = [min(row.length, self.store.capacity) - feed for row in rows]
-        ids = torch.tensor([row.tokens[-feed:] for row in rows], device=self.model.device)
+        ids = torch.stack([self._known(row.tokens[-feed:]) for row in rows])
         tokens: list[Tensor] = []
         distributions: list[Tensor] = []
         for place in range(width):

@@ -1,0 +1,177 @@
+"""The summary of a run: one structure that the terminal, `--json`, the export and the page all print from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from spectune.recommending.choice import Advice, Recommendation, recommend
+from spectune.recommending.flags import EngineName, Flags, flags
+from spectune.reporting.row import READINGS, cell_row, failed_row, place
+from spectune.speedup.models import POOR, Fit, Quality, fit
+from spectune.speedup.profile import Profile, profiles
+from spectune.speedup.run import Run, load_run
+from spectune.speedup.uncertainty import LEVEL, RESAMPLES
+
+FORMULAS = {
+    "card": "(1 + β·K) / (1 + K·T_d/T_t), β measured at that K",
+    "full": "AL(K)·T_t / (K·T_d + t_verify + t_overhead), AL(K) = 1 + Σ_{i≤K} Π_{j≤i} a·g^(j-1)",
+}
+
+
+@dataclass(frozen=True)
+class Summary:
+    run: Run
+    profiles: tuple[Profile, ...]
+    recommendation: Recommendation
+    flags: tuple[Flags, ...]  # for the overall choice
+
+    @cached_property
+    def fit(self) -> Fit:
+        return fit(self.profiles)  # on first use: `recommend` needs none
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Finished cells in the order of the run."""
+        return [cell_row(p, q) for p, q in zip(self.profiles, self.fit.predictions, strict=True)]
+
+    @property
+    def failed_rows(self) -> list[dict[str, Any]]:
+        return [failed_row(f) for f in self.run.failed]
+
+
+def summarise(path: Path, *, engine: EngineName | None = None, allow_empty: bool = False) -> Summary:
+    """Read a run and analyse all of it. Raises what `load_run` raises."""
+    run = load_run(path, allow_empty=allow_empty)
+    found = profiles(run)
+    recommendation = recommend(run, found)
+    temperature = found[0].spec.sampling.temperature if found else 0.0
+    return Summary(
+        run,
+        found,
+        recommendation,
+        flags(recommendation.overall.choice, temperature=temperature, engine=engine) if found else (),
+    )
+
+
+def recommendation_document(summary: Summary) -> dict[str, Any]:
+    """What `recommend --json` prints and recommendation.json holds."""
+    found = summary.recommendation
+    return {
+        **_head(summary),
+        "overall": _advice(found.overall),
+        "by_batch": [_advice(a) for a in found.by_batch],
+        "by_suite": [_advice(a) for a in found.by_suite],
+        "by_suite_and_batch": [_advice(a) for a in found.by_place],
+        "flags": [asdict(f) for f in summary.flags],
+        "excluded": [{"key": e.key, **place(e.spec), "reason": e.reason} for e in found.excluded],
+        "failed": summary.failed_rows,
+        "warnings": _warnings(summary),
+        "method": {
+            "interval": f"{LEVEL:.0%} percentile bootstrap over prompts and repeats, {RESAMPLES} resamples",
+            "over_suites": "time for the same number of tokens of each suite",
+            "over_batches": "each batch busy for the same time under plain decoding",
+            "model_used": None,  # measured speeds decide
+        },
+    }
+
+
+def fit_document(summary: Summary) -> dict[str, Any]:
+    """What `fit --json` prints and fit.json holds."""
+    found = summary.fit
+    return {
+        **_head(summary),
+        "models": {
+            "card": {"formula": FORMULAS["card"], **asdict(found.card)},
+            "full": {"formula": FORMULAS["full"], **asdict(found.full)},
+            "held_out": {"what": "full, acceptance fitted without the cell", **asdict(found.held_out)},
+        },
+        "better": found.better,
+        "used_by_recommendation": "neither: measured speeds decide",
+        "poor_above": POOR,
+        "curves": [asdict(c) for c in found.curves],
+        "predictions": [
+            {**place(p.spec), **asdict(q)} for p, q in zip(summary.profiles, found.predictions, strict=True)
+        ],
+        "failed": summary.failed_rows,
+    }
+
+
+def report_document(summary: Summary) -> dict[str, Any]:
+    """What `report --json` prints: every number of the page."""
+    return {
+        **recommendation_document(summary),
+        "fit": fit_document(summary),
+        "cells": summary.rows,
+        "bandwidth": [bandwidth_row(p) for p in summary.profiles],
+        "environment": summary.run.info.environment,
+    }
+
+
+def bandwidth_row(p: Profile) -> dict[str, Any]:
+    """The bandwidth readings of a cell, each with its source or its reason."""
+    readings = {name: getattr(p.cell.bandwidth, name).model_dump() for name in READINGS}
+    return {"key": p.cell.key, **place(p.spec), **readings}
+
+
+def as_json(document: dict[str, Any]) -> str:
+    """Strict JSON: no NaN and no Infinity can be in it."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def verdict_line(advice: Advice) -> str:
+    """The answer in a few words."""
+    return "OFF: decode without speculation" if advice.choice is None else str(advice.choice)
+
+
+def quality_line(name: str, quality: Quality) -> str:
+    """A model's error in words."""
+    if quality.rmse is None or quality.median_error is None or quality.p90_error is None:
+        return f"{name}: nothing to compare with"
+    cells = f"{quality.cells} cell{'s' if quality.cells > 1 else ''}"
+    text = f"{name}: RMSE {quality.rmse:.2f} over {cells}, error {quality.median_error:.0%} median"
+    text += f" and {quality.p90_error:.0%} P90"
+    return text + ("; poor: do not predict with it" if quality.poor else "")
+
+
+def _head(summary: Summary) -> dict[str, Any]:
+    info = summary.run.info
+    return {
+        "schema_version": 1,
+        "run": info.name,
+        "target": info.target.name,
+        "spectune_version": info.spectune_version,
+        "cells": {
+            "planned": len(info.plan),
+            "finished": len(summary.run.cells),
+            "failed": len(summary.run.failed),
+        },
+    }
+
+
+def _advice(advice: Advice) -> dict[str, Any]:
+    sped = advice.speedup
+    return {
+        "suite": advice.suite,
+        "batch": advice.batch,
+        "speculate": advice.choice is not None,
+        "choice": asdict(advice.choice) if advice.choice else None,
+        "verdict": advice.verdict,
+        "best": asdict(advice.best) if advice.best else None,
+        "speedup": asdict(sped) if sped else None,
+        "flat_optimum": [asdict(c) for c in advice.flat],
+        "ranking": [{**asdict(o.config), **asdict(o.speedup)} for o in advice.ranking],
+        "why": list(advice.why),
+    }
+
+
+def _warnings(summary: Summary) -> list[dict[str, Any]]:
+    """Each warning once, with the cells that carry it."""
+    cells: dict[str, list[str]] = {}
+    for p in summary.profiles:
+        for note in p.notes:
+            cells.setdefault(note, []).append(p.cell.key)
+    return [{"warning": note, "cells": keys} for note, keys in cells.items()]

@@ -1,0 +1,173 @@
+"""The answers on a terminal: text and tables of at most 80 columns, plain where there is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from spectune.reporting import format as form
+from spectune.reporting.summary import Summary, quality_line, verdict_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from spectune.recommending.choice import Advice
+    from spectune.recommending.flags import Flags
+
+_COLOURS = {"FASTER": "green", "SLOWER": "red", "CAN'T TELL": "yellow"}
+
+
+def print_recommendation(summary: Summary, console: Console | None = None) -> None:
+    """The overall answer with its reasons, the answers by batch and by suite, and the settings."""
+    console = console or _console()
+    found = summary.recommendation
+    _print_head(summary, console)
+    _line(console, f"{verdict_line(found.overall)}  [{found.overall.verdict}]", "bold")
+    for reason in found.overall.why:
+        _line(console, f"  {reason}")
+    if len(found.by_batch) > 1:
+        console.print(_advice_table("by batch", found.by_batch, ("batch",)))
+    if len(found.by_suite) > 1 and len(found.by_place) > len(found.by_suite):
+        console.print(_advice_table("by suite", found.by_suite, ("suite",)))
+    if len(found.by_place) > 1:
+        console.print(_advice_table("by suite and batch", found.by_place, ("suite", "batch")))
+    _print_trouble(summary, console)
+    if summary.flags:
+        _line(console, "settings", "bold")
+    for flag in summary.flags:
+        _print_flags(flag, console)
+
+
+def print_fit(summary: Summary, console: Console | None = None) -> None:
+    """Acceptance curves, both models against each measured cell, and which model is nearer."""
+    console = console or _console()
+    _print_head(summary, console)
+    console.print(_curve_table(summary))
+    console.print(_prediction_table(summary))
+    _line(console, quality_line("card", summary.fit.card))
+    _line(console, quality_line("full", summary.fit.full))
+    _line(console, quality_line("full, cell held out", summary.fit.held_out))
+    better = summary.fit.better
+    _line(
+        console,
+        f"nearer to the measurement: {better or form.MISSING}; recommendations follow the measurement",
+    )
+    _print_failed(summary, console)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def _print_head(summary: Summary, console: Console) -> None:
+    run = summary.run
+    failed = f", {len(run.failed)} failed" if run.failed else ""
+    cells = f"{len(run.cells)} of {len(run.info.plan)} cells finished{failed}"
+    _line(console, f"{run.info.name}: {run.info.target.name}, {cells}", "dim")
+
+
+def _advice_table(title: str, advices: Sequence[Advice], scope: Sequence[str]) -> Table:
+    from rich.text import Text
+
+    table = _table(title, (*scope, "use", "speedup (95 %)", "verdict"), left=("suite", "use", "verdict"))
+    for a in advices:
+        use = "OFF" if a.choice is None else str(a.choice)
+        sped = a.speedup
+        table.add_row(
+            *(_cell(str(getattr(a, name))) for name in scope),
+            _cell(use),
+            _cell(form.speedup(sped.value, sped.low, sped.high) if sped else form.MISSING),
+            Text(a.verdict, style=_COLOURS[a.verdict]),
+        )
+    return table
+
+
+def _curve_table(summary: Summary) -> Table:
+    columns = ("suite", "batch", "draft", "a", "g", "RMSE", "AL at K")
+    table = _table("acceptance curves: a_j = a·g^(j-1)", columns, left=("suite", "draft", "AL at K"))
+    for c in summary.fit.curves:
+        place = (_cell(c.suite), _cell(str(c.batch)), _cell(c.drafter))
+        if c.curve is None:
+            missing = _cell(form.MISSING)
+            table.add_row(*place, missing, missing, missing, _cell(c.reason or ""))
+            continue
+        lengths = "  ".join(f"{k}: {form.number(c.curve.length_at(k))}" for k in c.ks)
+        values = (c.curve.a, c.curve.g, c.curve.rmse)
+        table.add_row(*place, *(_cell(form.number(v)) for v in values), _cell(lengths))
+    return table
+
+
+def _prediction_table(summary: Summary) -> Table:
+    columns = ("suite", "batch", "draft", "K", "AL", "β@K", "speedup", "card", "full", "t_ovh/T_t")
+    table = _table("speedup: measured and predicted", columns, left=("suite", "draft"))
+    for p, q in zip(summary.profiles, summary.fit.predictions, strict=True):
+        numbers = (
+            form.number(p.acceptance.acceptance_length),
+            form.percent(p.acceptance.acceptance_rate),
+            form.number(q.measured),
+            form.number(q.card),
+            form.number(q.full),
+            form.number(q.overhead_steps),
+        )
+        spec = p.spec
+        names = (spec.suite, str(spec.batch), spec.drafter, str(spec.k))
+        table.add_row(*map(_cell, (*names, *numbers)))
+    return table
+
+
+def _table(title: str, columns: Sequence[str], *, left: Sequence[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    for column in columns:
+        table.add_column(Text(column), justify="left" if column in left else "right", overflow="fold")
+    return table
+
+
+def _cell(text: str) -> Text:
+    from rich.text import Text
+
+    # Text, not str: a name may hold [brackets], which are not ours to interpret.
+    return Text(form.visible(text))
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    from rich.text import Text
+
+    console.print(Text(form.visible(text), style=style), soft_wrap=True)
+
+
+def _print_trouble(summary: Summary, console: Console) -> None:
+    for e in summary.recommendation.excluded:
+        place = f"{e.spec.suite}, batch {e.spec.batch}, {e.spec.drafter}, K {e.spec.k}"
+        _line(console, f"WRONG RESULT: {place} is left out: {e.reason}", "bold red")
+    _print_failed(summary, console)
+    seen: dict[str, int] = {}
+    for p in summary.profiles:
+        for note in p.notes:
+            seen[note] = seen.get(note, 0) + 1
+    for note, count in seen.items():
+        _line(console, f"warning: {note} ({count} cell{'s' if count > 1 else ''})", "yellow")
+
+
+def _print_failed(summary: Summary, console: Console) -> None:
+    for f in summary.run.failed:
+        spec = f.spec
+        place = f"{spec.suite}, batch {spec.batch}, {spec.drafter}, K {spec.k}"
+        _line(console, f"failed: {place}: {f.reason}: {f.message}", "red")
+
+
+def _print_flags(flag: Flags, console: Console) -> None:
+    _line(console, f"  {flag.version}", "cyan")
+    for line in (flag.text or "").splitlines():
+        _line(console, f"    {line}")
+    for note in flag.notes:
+        _line(console, f"    # {note}", "dim")

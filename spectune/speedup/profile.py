@@ -1,0 +1,95 @@
+"""A cell's profile: everything the analysis says about one cell, computed once and used by every output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spectune.speedup.acceptance import Acceptance, cell_acceptance, miscounted, speculative_requests
+from spectune.speedup.run import Run
+from spectune.speedup.timing import Timing, cell_timing
+from spectune.speedup.uncertainty import Estimate, Rates, cell_rates, estimate
+from spectune.sweeping.cell import CellResult, CellSpec
+
+FEW_PROMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A way to speculate: what `recommend` chooses among."""
+
+    drafter: str
+    rule: str
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.drafter}, K {self.k}"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """`excluded` says why a cell has no speed; its `speedup` is then null for that reason.
+
+    `notes` are warnings of the form "name: what was seen; what to do", those of the cell file first.
+    """
+
+    cell: CellResult
+    acceptance: Acceptance
+    timing: Timing
+    rates: Rates
+    speedup: Estimate
+    excluded: str | None
+    notes: tuple[str, ...]
+
+    @property
+    def spec(self) -> CellSpec:
+        return self.cell.spec
+
+    @property
+    def config(self) -> Config:
+        return Config(self.spec.drafter, self.spec.rule, self.spec.k)
+
+
+def profiles(run: Run) -> tuple[Profile, ...]:
+    """The profile of every finished cell, in the order of the run."""
+    return tuple(profile(cell) for cell in run.cells)
+
+
+def profile(cell: CellResult) -> Profile:
+    """Counts, times and the speedup with its interval. A cell whose output is wrong has no speedup."""
+    counted, timed, rates = cell_acceptance(cell), cell_timing(cell), cell_rates(cell)
+    excluded = _excluded(cell)
+    speedup = estimate(rates)
+    if excluded:
+        speedup = Estimate(None, None, None, "CAN'T TELL", rates.prompts, rates.repeats, excluded)
+    return Profile(
+        cell, counted, timed, rates, speedup, excluded, (*cell.warnings, *_notes(counted, timed, rates))
+    )
+
+
+def _excluded(cell: CellResult) -> str | None:
+    if cell.tokens_identical is False:
+        return "its tokens differ from plain decoding, and a wrong result has no speed"
+    wrong = next((text for r in speculative_requests(cell) if (text := miscounted(r))), None)
+    return f"its counts contradict each other: {wrong}" if wrong else None
+
+
+def _notes(counted: Acceptance, timed: Timing, rates: Rates) -> tuple[str, ...]:
+    found = []
+    if counted.below_k:
+        found.append(
+            f"below-k: {counted.drafted_per_round:.2f} tokens were drafted per round where K is {counted.k}; "
+            "fits use the smaller number"
+        )
+    if not timed.full_occupancy:
+        found.append(
+            "no-full-occupancy: a pass never had every slot busy, so speeds are over all its rounds; "
+            "use more prompts or a smaller batch"
+        )
+    if rates.prompts < FEW_PROMPTS:
+        found.append(
+            f"few-prompts: the interval rests on {rates.prompts} prompt{'s' if rates.prompts > 1 else ''}; "
+            "use more of the suite"
+        )
+    if rates.repeats == 1:
+        found.append("one-repeat: drift between repeats is not in the interval; sweep with --repeats 3")
+    return tuple(found)

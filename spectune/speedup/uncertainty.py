@@ -1,0 +1,203 @@
+"""How sure a speedup is: a 95 % interval by bootstrap, and the verdict that follows from it.
+
+Prompts are the clusters: tokens of one prompt are not independent of each other, prompts are. Each resample
+draws prompts with replacement, and repeats too where there are several, and recomputes the ratio of the
+pooled rates; plain and speculative passes of a repeat stay together. A suite is resampled alike in every
+cell, so cells on the same prompts are compared on the same draws (Efron and Tibshirani 1993, chapters 8
+and 13).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spectune.speedup.timing import has_full_rounds, tokens_and_seconds
+from spectune.sweeping.cell import CellResult
+
+RESAMPLES = 1000
+LEVEL = 0.95
+_USABLE = 0.95  # share of resamples that must give a number
+
+Verdict = Literal["FASTER", "SLOWER", "CAN'T TELL"]
+Draws = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Plain and speculative tokens per second of one workload, with a resample of both in `*_draws`.
+
+    `reason` says why there are no draws.
+    """
+
+    plain: float | None
+    speculative: float | None
+    plain_draws: Draws | None
+    speculative_draws: Draws | None
+    prompts: int
+    repeats: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A speedup with its 95 % interval.
+
+    Where `low` and `high` are None, `reason` says why, and the verdict is CAN'T TELL.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    verdict: Verdict
+    prompts: int
+    repeats: int
+    reason: str | None = None
+
+
+def cell_rates(cell: CellResult, *, resamples: int = RESAMPLES) -> Rates:
+    """Resample the prompts and repeats of a cell. The same cell gives the same draws every time."""
+    full = has_full_rounds(cell)
+    # The first pass names the prompts; every pass of a cell decodes the same requests.
+    prompts = sorted({r.prompt_id for p in cell.passes for r in p.requests})
+    repeats = sorted({p.repeat for p in cell.passes})
+    # [quantity, prompt, repeat]; quantities: plain tokens, plain seconds, speculative tokens, its seconds
+    sums = np.zeros((4, len(prompts), len(repeats)))
+    row = {name: i for i, name in enumerate(prompts)}
+    column = {name: i for i, name in enumerate(repeats)}
+    for p in cell.passes:
+        first = 0 if p.mode == "plain" else 2
+        for request in p.requests:
+            at = row[request.prompt_id], column[p.repeat]
+            tokens, seconds = tokens_and_seconds(request, full=full)
+            sums[first, *at] += tokens
+            sums[first + 1, *at] += seconds
+    totals = [math.fsum(sums[i].ravel()) for i in range(4)]
+    batch = cell.spec.batch
+    plain = batch * totals[0] / totals[1] if totals[1] > 0 else None
+    speculative = batch * totals[2] / totals[3] if totals[3] > 0 else None
+    reason = _no_interval(plain, speculative, len(prompts))
+    if reason:
+        return Rates(plain, speculative, None, None, len(prompts), len(repeats), reason)
+    by_prompt = _weights(zlib.crc32(cell.spec.suite.encode()), len(prompts), resamples)
+    by_repeat = _weights(zlib.crc32(cell.key.encode()), len(repeats), resamples)
+    drawn = ((by_prompt @ sums) * by_repeat).sum(axis=2)  # [quantity, resample]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        plain_draws, speculative_draws = batch * drawn[0] / drawn[1], batch * drawn[2] / drawn[3]
+    return Rates(plain, speculative, plain_draws, speculative_draws, len(prompts), len(repeats))
+
+
+def estimate(rates: Rates) -> Estimate:
+    """The speedup of one workload."""
+    if not rates.plain or rates.speculative is None:
+        return Estimate(
+            None, None, None, "CAN'T TELL", rates.prompts, rates.repeats, rates.reason or "nothing was timed"
+        )
+    draws = None
+    if rates.plain_draws is not None and rates.speculative_draws is not None:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            draws = rates.speculative_draws / rates.plain_draws
+    return interval(rates.speculative / rates.plain, draws, rates.prompts, rates.repeats, rates.reason)
+
+
+def interval(
+    value: float, draws: Draws | None, prompts: int, repeats: int, reason: str | None = None
+) -> Estimate:
+    """The percentile interval of `draws` around `value`."""
+    if draws is not None:
+        usable = draws[np.isfinite(draws) & (draws > 0)]
+        if len(usable) >= _USABLE * len(draws):
+            tail = 100 * (1 - LEVEL) / 2
+            low, high = (float(q) for q in np.percentile(usable, [tail, 100 - tail]))
+            return Estimate(value, low, high, verdict(low, high), prompts, repeats)
+        reason = "most prompts decoded nothing with every slot busy"
+    return Estimate(value, None, None, "CAN'T TELL", prompts, repeats, reason)
+
+
+def verdict(low: float | None, high: float | None) -> Verdict:
+    """FASTER or SLOWER where the whole interval lies on one side of 1."""
+    if low is not None and low > 1:
+        return "FASTER"
+    if high is not None and high < 1:
+        return "SLOWER"
+    return "CAN'T TELL"
+
+
+def over_suites(parts: Sequence[Rates]) -> Rates:
+    """Several suites at one batch as one workload: the same number of tokens of each.
+
+    The time for them adds up, so the rates are harmonic means: n / Σ 1/rate. A mean of speedups would let a
+    suite that decodes fast anyway outvote the one that takes the time.
+    """
+    return Rates(
+        _harmonic([p.plain for p in parts]),
+        _harmonic([p.speculative for p in parts]),
+        _harmonic_draws([p.plain_draws for p in parts]),
+        _harmonic_draws([p.speculative_draws for p in parts]),
+        sum(p.prompts for p in parts),
+        min(p.repeats for p in parts),
+        next((p.reason for p in parts if p.reason), None),
+    )
+
+
+def over_batches(parts: Sequence[Rates]) -> Rates:
+    """Several batch sizes as one workload: each is busy for the same time under plain decoding.
+
+    Then batch b needs 1/S_b of its time with speculation, and S = n / Σ 1/S_b. Equal tokens instead would let
+    batch 1, the slowest per token, decide alone. Rates are relative to plain decoding, which is 1.
+    """
+    ratios = [None if not p.plain or p.speculative is None else p.speculative / p.plain for p in parts]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        draws = [
+            None
+            if p.plain_draws is None or p.speculative_draws is None
+            else p.speculative_draws / p.plain_draws
+            for p in parts
+        ]
+    combined = _harmonic_draws(draws)
+    return Rates(
+        1.0,
+        _harmonic(ratios),
+        None if combined is None else np.ones_like(combined),
+        combined,
+        min(p.prompts for p in parts),  # the batches decode the same prompts
+        min(p.repeats for p in parts),
+        next((p.reason for p in parts if p.reason), None),
+    )
+
+
+def _no_interval(plain: float | None, speculative: float | None, prompts: int) -> str | None:
+    if not plain or not speculative:
+        return "no token was decoded in a measurable time"
+    if prompts < 2:
+        return "one prompt only: its spread cannot be known"
+    return None
+
+
+@lru_cache(maxsize=256)
+def _weights(seed: int, n: int, resamples: int) -> Draws:
+    """How often each of `n` units is drawn in each resample: [resamples, n]."""
+    drawn = np.random.default_rng(seed).multinomial(n, [1 / n] * n, size=resamples)
+    return drawn.astype(np.float64)
+
+
+def _harmonic(rates: Sequence[float | None]) -> float | None:
+    known = [rate for rate in rates if rate]
+    if len(known) < len(rates):
+        return None
+    return len(known) / math.fsum(1 / rate for rate in known)
+
+
+def _harmonic_draws(draws: Sequence[Draws | None]) -> Draws | None:
+    known = [d for d in draws if d is not None]
+    if not known or len(known) < len(draws):
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(len(known) / np.sum([1 / d for d in known], axis=0), dtype=np.float64)

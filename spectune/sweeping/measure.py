@@ -1,0 +1,122 @@
+"""Measuring one cell: warm-up at its own shapes, then plain and speculative passes in pairs, A B B A."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import Literal, Protocol
+
+from spectune.engines.engine import Engine, Request, Requests
+from spectune.errors import SpectuneError, UsageError
+from spectune.sweeping.cell import Bandwidth, CellResult, CellSpec, PassResult
+from spectune.sweeping.warning import cell_warnings
+
+Mode = Literal["plain", "speculative"]
+
+
+class Gauge(Protocol):
+    """Reads the device while passes run, and compares them with its bandwidth."""
+
+    def watch(self) -> AbstractContextManager[None]: ...
+
+    def assess(self, spec: CellSpec, passes: Sequence[PassResult]) -> tuple[Bandwidth, tuple[str, ...]]:
+        """The bandwidth figures of what was watched last, and warnings about them."""
+
+
+def measure_cell(
+    engine: Engine,
+    spec: CellSpec,
+    requests: Requests,
+    *,
+    gauge: Gauge,
+    notes: Sequence[str] = (),
+    on_tokens: Callable[[int], None] | None = None,
+) -> CellResult:
+    """All passes of a cell. `notes` become warnings of the cell.
+
+    Raises UsageError where no request is left, SpectuneError where an engine's counts contradict each other.
+    """
+    if not requests.requests:
+        raise UsageError(f"no prompt of {spec.suite} can be used", "; ".join(requests.notes) or None)
+    started_at = timestamp()
+    begin = time.perf_counter()
+    engine.warm_up(spec, requests.requests)
+    warmup_seconds = time.perf_counter() - begin
+    passes = []
+    with gauge.watch():
+        for order, (repeat, mode) in enumerate(pass_order(spec)):
+            done = engine.run_pass(
+                spec, requests.requests, mode=mode, repeat=repeat, order=order, on_tokens=on_tokens
+            )
+            check_counts(spec, requests.requests, done)
+            passes.append(done)
+    bandwidth, doubts = gauge.assess(spec, passes)
+    identical = tokens_identical(spec, passes)
+    left_out = (f"prompts-left-out: {'; '.join(requests.notes)}",) if requests.notes else ()
+    return CellResult(
+        key=spec.key,
+        spec=spec,
+        started_at=started_at,
+        finished_at=timestamp(),
+        warmup_seconds=warmup_seconds,
+        passes=tuple(passes),
+        bandwidth=bandwidth,
+        tokens_identical=identical,
+        warnings=(
+            *notes,
+            *left_out,
+            *cell_warnings(spec, passes, identical),
+            *(f"bandwidth: {doubt}" for doubt in doubts),
+        ),
+    )
+
+
+def pass_order(spec: CellSpec) -> list[tuple[int, Mode]]:
+    """(repeat, mode) of each pass. Pairs alternate; which mode begins depends on the key, so that over many
+    cells drift favours neither."""
+    modes: tuple[Mode, Mode] = ("plain", "speculative")
+    if int(spec.key, 16) % 2:
+        modes = ("speculative", "plain")
+    return [(r, mode) for r in range(spec.repeats) for mode in (modes if r % 2 == 0 else modes[::-1])]
+
+
+def tokens_identical(spec: CellSpec, passes: Sequence[PassResult]) -> bool | None:
+    """Whether every pass gave every request the same tokens. None where the rule does not promise that."""
+    if spec.rule not in ("greedy", "match"):
+        return None
+    outputs = [{r.id: r.output_digest for r in p.requests} for p in passes]
+    return all(output == outputs[0] for output in outputs)
+
+
+def check_counts(spec: CellSpec, requests: Sequence[Request], done: PassResult) -> None:
+    """Raises SpectuneError unless tokens, rounds and accepted tokens fit together for every request."""
+    limits = {request.id: request.max_new_tokens for request in requests}
+    ids = [result.id for result in done.requests]
+    if sorted(ids) != sorted(limits):
+        raise SpectuneError(f"miscounted: {len(limits)} requests went in, {len(ids)} results came out")
+    largest = spec.k if done.mode == "speculative" else 0
+    for result in done.requests:
+        rounds = sum(c.count for c in result.rounds)
+        accepted = sum(c.accepted * c.count for c in result.rounds)
+        emitted = result.output_tokens - 1
+        # Every round emits its accepted tokens and at most one more; a stop token or a limit cuts that one.
+        if not max(accepted, rounds) <= emitted <= accepted + rounds:
+            raise SpectuneError(
+                f"miscounted: {result.id} ({done.mode}) has {result.output_tokens} tokens "
+                f"after {rounds} rounds with {accepted} accepted"
+            )
+        if any(c.drafted > largest for c in result.rounds):
+            raise SpectuneError(
+                f"miscounted: {result.id} ({done.mode}) drafted more than {largest} in a round"
+            )
+        if result.output_tokens > limits[result.id]:
+            raise SpectuneError(
+                f"miscounted: {result.id} has {result.output_tokens} tokens, its limit is {limits[result.id]}"
+            )
+
+
+def timestamp() -> str:
+    """Now, ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,192 @@
+"""One `spectune sweep` from options to outcome: suites, engine, plan, run directory, theory card, sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from spectune import __version__
+from spectune.engines.engine import Engine, Request
+from spectune.errors import UsageError
+from spectune.measuring.bandwidth import peak_reading
+from spectune.measuring.bytes_model import TheoryCard, theory_card
+from spectune.measuring.fingerprint import fingerprint
+from spectune.suites.load import load_suite
+from spectune.suites.prompt import Suite
+from spectune.sweeping.card import card_text
+from spectune.sweeping.cell import CellSpec, ModelInfo, Reading, RunInfo, Sampling
+from spectune.sweeping.command import resume_command, sweep_command
+from spectune.sweeping.estimate import Estimate, estimate, mean_context
+from spectune.sweeping.gauge import DeviceGauge
+from spectune.sweeping.listener import Listener, Silent
+from spectune.sweeping.measure import timestamp
+from spectune.sweeping.opening import check_free, default_path, open_run
+from spectune.sweeping.options import SweepOptions
+from spectune.sweeping.plan import plan_cells
+from spectune.sweeping.rundir import RunDirectory
+from spectune.sweeping.sweep import Interrupted, Sweep, SweepOutcome
+
+
+class SweepEngine(Engine, Protocol):
+    """What a session asks of an engine beside the cells."""
+
+    def generation_defaults(self) -> Sampling:
+        """Sampling settings of the model's own generation config."""
+
+    def drafter_notes(self, name: str) -> Sequence[str]:
+        """What a reader of the results should know about a drafter."""
+
+
+def run(
+    options: SweepOptions,
+    *,
+    engine: SweepEngine | None = None,
+    output: Path | str | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+    allow_env_mismatch: bool = False,
+    listener: Listener | None = None,
+) -> SweepOutcome:
+    """Plan the grid and measure what `output` lacks of it; only plan it where `dry_run` is set.
+
+    `engine` None loads the native one. `output` None makes a new folder in runs/. A `resume` where there is
+    no run yet starts it, so that several processes can be started with one command.
+
+    Raises UsageError for options, suites, drafts or a run directory that do not fit, before anything is
+    measured; SpectuneError where the disk is full or the engine breaks down; Interrupted on Ctrl-C and
+    SIGTERM. A cell that fails is part of the outcome.
+    """
+    listener = listener or Silent()
+    if resume and output is None:
+        raise UsageError("which run is to be resumed?", "name its folder with --output")
+    directory = RunDirectory(output or default_path(options.target))
+    again = resume_command(options, directory.path)
+    if not dry_run:
+        check_free(directory, resume=resume, again=again)
+    suites = _load_suites(options, listener)
+    job = prepare(options, engine or load_engine(options), suites)
+    for drafter in options.drafts:
+        for note in job.engine.drafter_notes(drafter):
+            listener.note(f"{drafter}: {note}")
+    if dry_run:
+        return SweepOutcome(job.plan, job.card, estimate=job.estimate())
+    environment = fingerprint(job.engine.target.device)
+    notes = open_run(
+        directory,
+        job.info(directory.name, sweep_command(options, directory.path), environment),
+        resume=resume,
+        again=again,
+        allow_env_mismatch=allow_env_mismatch,
+    )
+    listener.card(card_text(job.card))
+    sweep = Sweep(
+        job.plan,
+        job.suites,
+        job.engine,
+        directory,
+        DeviceGauge(job.engine.target, job.drafters, job.card.peak_bytes_per_second),
+        listener,
+        [f"other-environment: {note}" for note in notes],
+    )
+    try:
+        sweep.run()
+    except KeyboardInterrupt:
+        done = sum(directory.is_finished(spec.key) for spec in job.plan)
+        raise Interrupted(f"interrupted; {done} of {len(job.plan)} cells are finished", again) from None
+    return sweep.outcome(job.card)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A plan and all that is needed to carry it out. `requests` are the rendered suites, by name."""
+
+    plan: tuple[CellSpec, ...]
+    suites: Mapping[str, Suite]
+    requests: Mapping[str, tuple[Request, ...]]
+    engine: SweepEngine
+    drafters: Mapping[str, ModelInfo | None]
+    card: TheoryCard
+
+    def estimate(self) -> Estimate:
+        return estimate(self.plan, self.suites, self.requests, self.engine.target, self.drafters, self.card)
+
+    def info(self, name: str, command: tuple[str, ...], environment: dict[str, object]) -> RunInfo:
+        """run.json of a run that starts now."""
+        return RunInfo(
+            name=name,
+            created_at=timestamp(),
+            spectune_version=__version__,
+            command=command,
+            environment=environment,
+            target=self.engine.target,
+            drafters=dict(self.drafters),
+            plan=self.plan,
+        )
+
+
+def prepare(options: SweepOptions, engine: SweepEngine, suites: Sequence[Suite]) -> Job:
+    """Load the drafts, plan the cells and render each suite once. Raises UsageError where they do not fit."""
+    drafters = {name: engine.drafter(name) for name in options.drafts}
+    # An engine that does not say is one whose models all have a chat template.
+    template = getattr(engine, "has_chat_template", True) if options.chat is None else options.chat
+    plan = plan_cells(
+        options,
+        engine.target,
+        drafters,
+        suites,
+        sampling=options.sampling(engine.generation_defaults() if options.model_sampling else Sampling()),
+        chat_template=template,
+    )
+    by_name = {suite.name: suite for suite in suites}
+    first = {spec.suite: spec for spec in reversed(plan)}
+    requests = {name: engine.render(spec, by_name[name]).requests for name, spec in first.items()}
+    card = theory_card(
+        engine.target,
+        drafters,
+        batches=options.batches,
+        ks=options.ks,
+        mean_context=mean_context(requests),
+        peak=_peak(engine.target.device, options.peak_bandwidth),
+    )
+    return Job(plan, by_name, requests, engine, drafters, card)
+
+
+def load_engine(options: SweepOptions) -> SweepEngine:
+    """The native engine with the target loaded."""
+    if options.threads is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    from spectune.engines.native import NativeEngine
+
+    return NativeEngine(
+        options.target,
+        dtype=options.dtype,
+        device=options.device,
+        draft_device=options.draft_device,
+        trust_remote_code=options.trust_remote_code,
+        revision=options.revision,
+    )
+
+
+def _load_suites(options: SweepOptions, listener: Listener) -> list[Suite]:
+    suites = [
+        load_suite(
+            name,
+            column=options.column,
+            categories=options.categories,
+            limit=options.prompts,
+            sample_seed=options.sample_seed,
+        )
+        for name in options.suites
+    ]
+    for suite in suites:
+        for note in suite.notes:
+            listener.note(f"{suite.name}: {note}")
+    return suites
+
+
+def _peak(device: str, gigabytes_per_second: float | None) -> Reading:
+    return peak_reading(device, None if gigabytes_per_second is None else gigabytes_per_second * 1e9)

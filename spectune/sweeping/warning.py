@@ -1,0 +1,69 @@
+"""What may be wrong with a measured cell. Each warning is "name: what was seen; what to do"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from spectune.sweeping.cell import CellSpec, PassResult
+from spectune.sweeping.figures import decode_rate
+
+SHORT_OUTPUT = 16  # tokens
+LOW_OCCUPANCY = 0.5  # share of decoded tokens
+UNSTABLE = 0.10  # spread between repeats, relative
+
+
+def cell_warnings(spec: CellSpec, passes: Sequence[PassResult], identical: bool | None) -> tuple[str, ...]:
+    """All warnings that follow from the passes alone."""
+    found = (
+        _outputs_short(spec, passes),
+        _low_occupancy(passes),
+        *(_unstable(spec.batch, passes, mode) for mode in ("plain", "speculative")),
+        _nothing_drafted(passes),
+        _tokens_differ(identical),
+    )
+    return tuple(text for text in found if text)
+
+
+def _outputs_short(spec: CellSpec, passes: Sequence[PassResult]) -> str | None:
+    typical = median(r.output_tokens for p in passes for r in p.requests)
+    if typical >= min(SHORT_OUTPUT, spec.max_new_tokens):
+        return None
+    return f"outputs-short: half of the outputs have at most {typical:g} tokens; add --ignore-eos or prompts"
+
+
+def _low_occupancy(passes: Sequence[PassResult]) -> str | None:
+    decoded = sum(r.output_tokens - 1 for p in passes for r in p.requests)
+    full = sum(r.full_tokens for p in passes for r in p.requests)
+    if not decoded or full >= LOW_OCCUPANCY * decoded:
+        return None
+    return (
+        f"low-occupancy: only {full / decoded:.0%} of the tokens were decoded with every slot busy; "
+        "use more prompts or a smaller batch"
+    )
+
+
+def _unstable(batch: int, passes: Sequence[PassResult], mode: str) -> str | None:
+    rates = [rate for p in passes if p.mode == mode and (rate := decode_rate([p], batch)) is not None]
+    if len(rates) < 2 or max(rates) - min(rates) <= UNSTABLE * median(rates):
+        return None
+    spread = (max(rates) - min(rates)) / median(rates)
+    return (
+        f"unstable: {mode} decoding varied by {spread:.0%} between repeats; keep the machine free and repeat"
+    )
+
+
+def _nothing_drafted(passes: Sequence[PassResult]) -> str | None:
+    rounds = [c for p in passes if p.mode == "speculative" for r in p.requests for c in r.rounds]
+    if not rounds or any(c.drafted for c in rounds):
+        return None
+    return "nothing-drafted: the drafter offered no token in any round"
+
+
+def _tokens_differ(identical: bool | None) -> str | None:
+    if identical is not False:
+        return None
+    return (
+        "tokens-differ: speculative output is not token-identical to plain output; "
+        "near-ties in a low-precision dtype do this, and so do errors"
+    )
