@@ -100,6 +100,8 @@ def tokens_of(run: Run) -> list[list[int]]:
 class ScriptedDrafter:
     """Drafts the plain continuation, right or wrong by a script: `right[i]` tokens are right in round i of a row."""
 
+    device = None
+
     def __init__(self, continuations: dict[int, list[int]], script, vocab_size: int = 128) -> None:
         self.continuations = continuations  # by row seed
         self.script = script  # (seed, round index) -> list of bools, one per drafted token

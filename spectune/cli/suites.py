@@ -18,7 +18,7 @@ from spectune.suites.row import to_fields
 if TYPE_CHECKING:
     from rich.table import Table
 
-app = typer.Typer(help="List, show and check the prompts that a benchmark runs on.", no_args_is_help=True)
+app = typer.Typer(help="List, show and check the prompts that a benchmark runs on.\n\nExample: spectune suites show code", no_args_is_help=True)
 
 NameOrPath = Annotated[str, typer.Argument(help="A suite's name, or the path of a file.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

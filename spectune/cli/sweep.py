@@ -106,7 +106,7 @@ def sweep(
         bool | None,
         _option(
             "--chat/--no-chat",
-            help="Use the model's chat template (default: if it has one).",
+            help="Chat template for every prompt, or for none (default: for chat messages, where the model has one).",
             panel=_PROMPTS,
         ),
     ] = None,

@@ -219,4 +219,5 @@ def _layer_stack(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _layer_indices(model: PreTrainedModel) -> list[int]:
-    return [m.layer_idx for m in model.modules() if isinstance(getattr(m, "layer_idx", None), int)]
+    found = (getattr(module, "layer_idx", None) for module in model.modules())
+    return [index for index in found if isinstance(index, int)]

@@ -24,7 +24,7 @@ from spectune.decoding import rules
 from spectune.decoding.adapter import CausalModel
 from spectune.decoding.cache import KVStore, Step
 from spectune.decoding.drafter import Draft, Drafter, Round, Row
-from spectune.decoding.generation import Generation, RoundTrace
+from spectune.decoding.generation import Generation, Origin, RoundTrace
 from spectune.decoding.model_drafter import ModelDrafter
 from spectune.decoding.random import CounterCoins, Stream, pick, uniform
 from spectune.decoding.sampling import History, is_greedy, probabilities
@@ -32,8 +32,11 @@ from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
 from spectune.engines.engine import Request
 from spectune.errors import UsageError
-from spectune.measuring.clock import make_clock
+from spectune.measuring.clock import RoundClock, make_clock
 from spectune.sweeping.cell import Rule, Sampling
+
+
+OnTokens = Callable[[Request, list[int], list[Origin]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class Decoder:
         self,
         requests: Sequence[Request],
         batch: int,
-        on_tokens: Callable[[Request, list[int]], None] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> Run:
         """Decode all requests, `batch` at a time; a finished row's slot is refilled at once.
 
@@ -125,7 +128,7 @@ class Decoder:
                 self.drafter.adopt(self.store)
             self.drafter.start(rows, self.store.capacity)
         self.slots = []
-        clock = make_clock(self.target.device)
+        clock = make_clock(self.target.device, self.drafter.device if self.drafter else None)
         while waiting or self.slots:
             while waiting and len(self.slots) < rows:
                 self._admit(*waiting.popleft(), on_tokens)
@@ -156,7 +159,7 @@ class Decoder:
         self,
         request: Request,
         generation: Generation,
-        on_tokens: Callable[[Request, list[int]], None] | None,
+        on_tokens: OnTokens | None,
     ) -> None:
         """Prefill a request into the next free row and choose its first token."""
         started = time.perf_counter()
@@ -176,7 +179,7 @@ class Decoder:
         row.tokens.append(token)
         self.history.add(index, [token])
         if on_tokens:
-            on_tokens(request, [token])
+            on_tokens(request, [token], generation.origins[-1:])
         if self._finished(slot, [token]):
             return
         if self.drafter:
@@ -194,10 +197,10 @@ class Decoder:
 
     def _round(
         self,
-        clock: object,
+        clock: RoundClock,
         *,
         full: bool,
-        on_tokens: Callable[[Request, list[int]], None] | None,
+        on_tokens: OnTokens | None,
     ) -> RoundTrace:
         """Draft, verify, accept, and hand out the tokens."""
         began = time.perf_counter()
@@ -238,7 +241,7 @@ class Decoder:
             )
             emitted_in_all += len(kept)
             if on_tokens:
-                on_tokens(slot.request, kept)
+                on_tokens(slot.request, kept, slot.generation.origins[-len(kept) :])
             if self._finished(slot, kept):
                 done.append(index)
         if self.drafter:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -66,9 +68,13 @@ def _convert(gguf: Path, folder: Path) -> None:
         raise UsageError(f"the demo model needs the package {error.name}", f"pip install {error.name}") from error
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
-    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    unpacked = {}
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    print("spectune: preparing the demo model (once, about half a minute)", file=sys.stderr)
+
+    unpacked: dict[str, Any] = {}
     try:
         from transformers import GgufConfig
 
@@ -77,9 +83,11 @@ def _convert(gguf: Path, folder: Path) -> None:
         pass  # older versions always unpack
     scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
-        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32, **unpacked)
+        model = AutoModelForCausalLM.from_pretrained(
+            str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32, **unpacked
+        )
         model.save_pretrained(scratch)
-        AutoTokenizer.from_pretrained(**where).save_pretrained(scratch)
+        AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(scratch)
         scratch.rename(folder)
     except OSError as error:
         raise SpectuneError(f"cannot write the demo model to {folder}: {error}", "set SPECTUNE_CACHE") from error

@@ -78,6 +78,10 @@ class Round:
 class Drafter(Protocol):
     """Proposes tokens. Rows are numbered 0 … B - 1 and stay packed: `move` closes gaps."""
 
+    @property
+    def device(self) -> torch.device | None:
+        """Where it runs; None on the host."""
+
     def start(self, rows: int, capacity: int) -> None:
         """Make room for `rows` sequences of up to `capacity` tokens; forget everything."""
 

@@ -50,7 +50,7 @@ def build_drafter(
             raise UsageError(f"{name!r}: the target's layers are 0 to {target.info.layers - 1}")
         return _self_speculative(name, target, [i for i in range(target.info.layers) if i not in skipped])
     loaded = load(name, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
-    notes = ()
+    notes: tuple[str, ...] = ()
     if loaded.model.vocab_size != target.model.vocab_size:
         notes = (
             f"vocabularies are padded differently ({loaded.model.vocab_size} in the draft, "

@@ -42,7 +42,8 @@ class Generation:
     def add_round(self, drafted: int, accepted: int, tokens: list[int]) -> None:
         self.rounds.append(RowRound(drafted, accepted, len(tokens)))
         last: Origin = "plain" if drafted == 0 else "bonus" if accepted == drafted else "correction"
-        self.origins += ["draft"] * accepted + [last] * (len(tokens) - accepted)
+        drafts: list[Origin] = ["draft"] * accepted
+        self.origins += drafts + [last] * (len(tokens) - accepted)
         self.tokens += tokens
 
 

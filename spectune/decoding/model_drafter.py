@@ -35,6 +35,10 @@ class ModelDrafter:
         self.store = KVStore(0, 0)
         self.cached: list[int] = []  # tokens of each row in the cache
 
+    @property
+    def device(self) -> torch.device | None:
+        return self.model.device
+
     def start(self, rows: int, capacity: int) -> None:
         self.cached = [0] * rows
         if not self.shares_target_cache:

@@ -44,6 +44,8 @@ class NgramIndex:
 class NgramDrafter:
     """Drafts by lookup in the row's own text; has no weights and takes no forward."""
 
+    device: torch.device | None = None
+
     def __init__(self, min_n: int = MIN_NGRAM, max_n: int = MAX_NGRAM) -> None:
         self.min_n = min_n
         self.max_n = max_n

