@@ -59,9 +59,7 @@ def request(
     seconds: float,
     *,
     name: str = "p0",
-    batch: int = 1,
     full: bool = True,
-    digest: str = "same",
 ) -> RequestResult:
     """A request of whole rounds (each emits accepted + 1) that took `seconds` to decode."""
     rounds = tuple(rounds)
@@ -71,7 +69,7 @@ def request(
         prompt_tokens=10,
         output_tokens=1 + tokens,
         finish_reason="length",
-        output_digest=digest,
+        output_digest="same",
         ttft_seconds=0.05,
         decode_seconds=seconds,
         full_tokens=tokens if full else 0,
@@ -136,7 +134,6 @@ def cell(
     full: bool = True,
     timed: bool = True,
     warnings: tuple[str, ...] = (),
-    result: dict[str, Any] | None = None,
     **changes: Any,
 ) -> CellResult:
     """A cell whose pooled speedup is about `speedup`.
@@ -165,7 +162,7 @@ def cell(
                     own = rounds
                     factor = 1 + noise * NOISE[i % len(NOISE)] + drift(repeat)
                     seconds = count * round_seconds * factor
-                requests.append(request(own, seconds, name=f"p{i}", batch=where.batch, full=full))
+                requests.append(request(own, seconds, name=f"p{i}", full=full))
             plain = times(100, 0.0, STEP, 0.0, 0.0)
             own_times = times(
                 50, draft, verify * STEP, max(0.0, round_seconds - draft - verify * STEP), steps
@@ -195,7 +192,6 @@ def cell(
         bandwidth=bandwidth(),
         tokens_identical=identical,
         warnings=warnings,
-        **(result or {}),
     )
 
 

@@ -79,6 +79,25 @@ def test_one_engine_can_be_asked_for(spectune, run):
     assert "llama.cpp" in err
 
 
+def test_a_batch_with_a_better_configuration_has_its_own_settings(spectune, tmp_path):
+    speeds = {(1, 2): 1.2, (1, 8): 2.0, (4, 2): 1.3, (4, 8): 0.7}
+    run = write_run(tmp_path / "two", [cell(batch=b, k=k, speedup=s) for (b, k), s in speeds.items()])
+    _, out, _ = spectune("recommend", run, "--for", "vllm")
+    assert "settings for batch 1" in out
+    _, out, _ = spectune("recommend", run, "--json")
+    document = strict_json(out)
+    assert document["overall"]["choice"]["k"] == 2
+    assert list(document["flags_by_batch"]) == ["1"]
+    assert '"num_speculative_tokens": 8' in document["flags_by_batch"]["1"][0]["text"]
+
+
+def test_a_warning_of_many_cells_is_printed_once(spectune, tmp_path):
+    run = write_run(tmp_path / "w", [cell(k=k, warnings=(f"unstable: {k}0%; repeat",)) for k in (1, 2, 4)])
+    _, out, _ = spectune("recommend", run)
+    assert out.count("unstable") == 1
+    assert "warning in 3 of 3 cells: unstable: 10%; repeat" in out
+
+
 def test_names_are_printed_as_they_are_and_control_characters_are_not(spectune, tmp_path):
     run = write_run(tmp_path / "odd", [cell(drafter="[bold]x[/bold] :smile: \x1b[31mred", drafter_digest="")])
     _, out, _ = spectune("recommend", run)

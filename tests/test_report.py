@@ -54,7 +54,9 @@ def page_of(path):
 
 @pytest.fixture
 def run(tmp_path):
-    cells = [cell(k=k, batch=b, speedup=1.5 / b**0.3, warnings=("a: b; c",)) for k in (1, 2, 4) for b in (1, 4)]
+    cells = [
+        cell(k=k, batch=b, speedup=1.5 / b**0.3, warnings=("a: b; c",)) for k in (1, 2, 4) for b in (1, 4)
+    ]
     return write_run(tmp_path / "run", cells, [failed("no memory left", k=16)])
 
 

@@ -104,8 +104,8 @@ def _advise(
     ranking = sorted(options, key=lambda o: -(o.speedup.value or 0.0))
     limits = why.limits(
         unmeasured=[p for p in places if p not in measured],
-        places=measured,
         partial=len(members) - len(everywhere),
+        only_batch_1=batch is None and {b for _, b in measured} == {1},
     )
     if not ranking:
         nothing = "no configuration was measured everywhere" if members else "no cell has a usable speed"

@@ -50,9 +50,7 @@ def not_faster_at(batch: int, speedup: Estimate) -> str:
     return f"At batch {batch} its speedup is {_speedup(speedup)}, which may be no gain."
 
 
-def limits(
-    *, unmeasured: Sequence[tuple[str, int]], places: Sequence[tuple[str, int]], partial: int
-) -> tuple[str, ...]:
+def limits(*, unmeasured: Sequence[tuple[str, int]], partial: int, only_batch_1: bool) -> tuple[str, ...]:
     """What the answer does not rest on."""
     found = []
     if unmeasured:
@@ -61,7 +59,7 @@ def limits(
     if partial:
         ways = "configuration was" if partial == 1 else "configurations were"
         found.append(f"{partial} {ways} left out: not measured at every place.")
-    if {batch for _, batch in places} == {1}:
+    if only_batch_1:
         found.append("Only batch 1 was measured: larger batches gain less, and may lose.")
     return tuple(found)
 

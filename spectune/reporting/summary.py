@@ -28,6 +28,7 @@ class Summary:
     profiles: tuple[Profile, ...]
     recommendation: Recommendation
     flags: tuple[Flags, ...]  # for the overall choice
+    batch_flags: dict[int, tuple[Flags, ...]]  # for batches where another configuration is better
 
     @cached_property
     def fit(self) -> Fit:
@@ -48,13 +49,15 @@ def summarise(path: Path, *, engine: EngineName | None = None, allow_empty: bool
     run = load_run(path, allow_empty=allow_empty)
     found = profiles(run)
     recommendation = recommend(run, found)
-    temperature = found[0].spec.sampling.temperature if found else 0.0
-    return Summary(
-        run,
-        found,
-        recommendation,
-        flags(recommendation.overall.choice, temperature=temperature, engine=engine) if found else (),
-    )
+    if not found:
+        return Summary(run, found, recommendation, (), {})
+    temperature, overall = found[0].spec.sampling.temperature, recommendation.overall.choice
+    others = {
+        a.batch: flags(a.choice, temperature=temperature, engine=engine)
+        for a in recommendation.by_batch
+        if a.batch is not None and a.choice is not None and a.choice != overall
+    }
+    return Summary(run, found, recommendation, flags(overall, temperature=temperature, engine=engine), others)
 
 
 def recommendation_document(summary: Summary) -> dict[str, Any]:
@@ -67,6 +70,9 @@ def recommendation_document(summary: Summary) -> dict[str, Any]:
         "by_suite": [_advice(a) for a in found.by_suite],
         "by_suite_and_batch": [_advice(a) for a in found.by_place],
         "flags": [asdict(f) for f in summary.flags],
+        "flags_by_batch": {
+            str(batch): [asdict(f) for f in own] for batch, own in summary.batch_flags.items()
+        },
         "excluded": [{"key": e.key, **place(e.spec), "reason": e.reason} for e in found.excluded],
         "failed": summary.failed_rows,
         "warnings": _warnings(summary),

@@ -38,6 +38,11 @@ def print_recommendation(summary: Summary, console: Console | None = None) -> No
         _line(console, "settings", "bold")
     for flag in summary.flags:
         _print_flags(flag, console)
+    for batch, own in summary.batch_flags.items():
+        # One engine was asked for; for all of them this would be pages.
+        if len(own) == 1:
+            _line(console, f"settings for batch {batch}", "bold")
+            _print_flags(own[0], console)
 
 
 def print_fit(summary: Summary, console: Console | None = None) -> None:
@@ -150,12 +155,14 @@ def _print_trouble(summary: Summary, console: Console) -> None:
         place = f"{e.spec.suite}, batch {e.spec.batch}, {e.spec.drafter}, K {e.spec.k}"
         _line(console, f"WRONG RESULT: {place} is left out: {e.reason}", "bold red")
     _print_failed(summary, console)
-    seen: dict[str, int] = {}
+    # The same warning with other numbers is shown once; the page and `--json` have them all.
+    seen: dict[str, list[str]] = {}
     for p in summary.profiles:
         for note in p.notes:
-            seen[note] = seen.get(note, 0) + 1
-    for note, count in seen.items():
-        _line(console, f"warning: {note} ({count} cell{'s' if count > 1 else ''})", "yellow")
+            seen.setdefault(note.partition(":")[0], []).append(note)
+    for notes in seen.values():
+        cells = f"{len(notes)} of {len(summary.profiles)} cells"
+        _line(console, f"warning in {cells}: {notes[0]}", "yellow")
 
 
 def _print_failed(summary: Summary, console: Console) -> None:

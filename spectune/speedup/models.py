@@ -4,8 +4,9 @@
     full   S = AL(K)·T_t / (K·T_d + t_verify + t_overhead)                 AL from the acceptance curve
 
 The card is exact only if verifying a draft costs one plain step and nothing else takes time. The full model
-takes those times from the cell and only the acceptance from the fit. K is the number of tokens really drafted
-per round; a drafter without forwards (n-gram) has one step per round whatever its K.
+takes those times from the cell and only the acceptance from the fit. T_t is the forward alone: what plain
+decoding spends around it is in the measured speedup and in neither model. K is the number of tokens really
+drafted per round; a drafter without forwards (n-gram) has one step per round whatever its K.
 
 Recommendations follow measured speeds. The models explain them, and their residuals say how far to trust a
 prediction for a K that was not measured.
