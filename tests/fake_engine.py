@@ -12,6 +12,7 @@ from spectune.errors import UsageError
 from spectune.suites.prompt import Suite
 from spectune.sweeping.cell import (
     CellSpec,
+    Difference,
     ModelInfo,
     PassResult,
     RequestResult,
@@ -42,7 +43,7 @@ class FakeEngine:
     """`failures` says per cell which exception to raise, `lengths` how many tokens a request may emit.
 
     `first_use_seconds` is slept at the first use of each (batch, tokens per forward), `pass_seconds` in
-    each pass. With `vary`, every pass gives other tokens.
+    each pass. With `vary`, every pass gives other tokens, `gap` below the best.
     `log` has every call: ("warm_up" | "plain" | "speculative" | "release", key).
     """
 
@@ -56,6 +57,7 @@ class FakeEngine:
         pass_seconds: float = 0.0,
         defaults: Sampling | None = None,
         vary: bool = False,
+        gap: float = 1.0,
     ) -> None:
         self.target = target or model("fake-target")
         self.failures = failures
@@ -64,7 +66,7 @@ class FakeEngine:
         self.pass_seconds = pass_seconds
         self.defaults = defaults or Sampling()
         self.vary = vary
-        self.has_chat_template = True
+        self.gap = gap
         self.used: set[tuple[int, int]] = set()
         self.log: list[tuple[str, str]] = []
 
@@ -135,6 +137,9 @@ class FakeEngine:
                 **zero,
             ),
         )
+
+    def difference(self, spec: CellSpec, request: Request, outputs: tuple[str, str]) -> Difference:
+        return Difference(id=request.id, position=1, gap=self.gap, noise=0.1, is_tie=self.gap < 0.2)
 
     def release(self) -> None:
         self.log.append(("release", ""))

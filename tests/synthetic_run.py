@@ -13,6 +13,7 @@ from spectune.sweeping.cell import (
     CellSpec,
     FailedCell,
     ModelInfo,
+    OutputCheck,
     PassResult,
     Reading,
     RequestResult,
@@ -190,7 +191,7 @@ def cell(
         warmup_seconds=0.5,
         passes=tuple(passes),
         bandwidth=bandwidth(),
-        tokens_identical=identical,
+        output_check=None if identical is None else OutputCheck(verdict="identical" if identical else "different"),
         warnings=warnings,
     )
 

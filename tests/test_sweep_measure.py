@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from spectune.engines.engine import Requests
 from spectune.errors import SpectuneError, UsageError
 from spectune.suites.prompt import Prompt, Suite
-from spectune.sweeping.cell import Bandwidth, CellSpec, Reading, Sampling
+from spectune.sweeping.cell import Bandwidth, CellSpec, OutputCheck, Reading, Sampling
 from spectune.sweeping.figures import figures
 from spectune.sweeping.measure import check_counts, measure_cell, pass_order
 
@@ -97,14 +97,16 @@ def test_outputs_of_one_or_two_tokens_give_no_speed_and_no_error(limit):
 
 
 def test_identical_tokens_are_checked_across_modes_and_repeats():
-    assert measure(spec(repeats=2), FakeEngine()).tokens_identical is True
-    varied = measure(spec(repeats=2), FakeEngine(vary=True))
-    assert varied.tokens_identical is False
-    assert any(w.startswith("tokens-differ: ") for w in varied.warnings)
+    assert measure(spec(repeats=2), FakeEngine()).output_check == OutputCheck(verdict="identical")
+    for gap, verdict, warning in ((1.0, "different", "tokens-differ: "), (0.1, "numeric ties", "numeric-ties: ")):
+        varied = measure(spec(repeats=2), FakeEngine(vary=True, gap=gap))
+        assert varied.output_check.verdict == verdict
+        assert varied.output_check.differences
+        assert any(w.startswith(warning) for w in varied.warnings)
     sampled = spec(rule="speculative", sampling=Sampling(temperature=1.0))
-    assert measure(sampled, FakeEngine(vary=True)).tokens_identical is None
+    assert measure(sampled, FakeEngine(vary=True)).output_check is None
     matched = spec(rule="match", sampling=Sampling(temperature=1.0))
-    assert measure(matched, FakeEngine()).tokens_identical is True
+    assert measure(matched, FakeEngine()).output_check.verdict == "identical"
 
 
 def test_warnings_name_what_is_wrong():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from spectune.suites.prompt import Suite
-from spectune.sweeping.cell import CellSpec, ModelInfo, PassResult
+from spectune.sweeping.cell import CellSpec, Difference, ModelInfo, PassResult, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,18 @@ class Engine(Protocol):
         on_tokens: Callable[[int], None] | None = None,
     ) -> PassResult:
         """Decode all requests once. `on_tokens(n)` is called after each round with the tokens it emitted."""
+
+    def difference(self, spec: CellSpec, request: Request, outputs: tuple[str, str]) -> Difference:
+        """Look at where two outputs of a request, named by their digests, part.
+
+        Both must come from passes since the cell's warm-up.
+        """
+
+    def generation_defaults(self) -> Sampling:
+        """Sampling settings of the model's own generation config."""
+
+    def drafter_notes(self, name: str) -> Sequence[str]:
+        """What a reader of the results should know about a drafter."""
 
     def release(self) -> None:
         """Give back caches and scratch memory, for instance after an out-of-memory cell."""

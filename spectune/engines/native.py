@@ -19,12 +19,14 @@ from spectune.decoding.generation import Generation, RoundTrace
 from spectune.decoding.loading import load, pick_device, pick_dtype
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
+from spectune.engines.difference import find_difference
 from spectune.engines.engine import Request, Requests
 from spectune.errors import UsageError
 from spectune.suites.prompt import Suite
 from spectune.suites.render import render
 from spectune.sweeping.cell import (
     CellSpec,
+    Difference,
     ModelInfo,
     PassResult,
     RequestResult,
@@ -69,6 +71,7 @@ class NativeEngine:
         )
         self._drafters: dict[str, BuiltDrafter] = {}
         self._warm: set[tuple[str, int, int]] = set()
+        self._outputs: dict[str, list[int]] = {}  # of the current cell, by digest
 
     @property
     def target(self) -> ModelInfo:
@@ -118,6 +121,7 @@ class NativeEngine:
         return Requests(tuple(_fill(requests, spec.batch)), tuple(notes))
 
     def warm_up(self, spec: CellSpec, requests: Sequence[Request]) -> None:
+        self._outputs.clear()
         shape = (spec.drafter, spec.batch, spec.k)
         if shape in self._warm:
             return
@@ -148,7 +152,12 @@ class NativeEngine:
         if on_tokens:
             decoder.on_round = lambda _, trace: on_tokens(trace.emitted)
         run = decoder.decode(requests, spec.batch)
+        self._outputs |= {g.digest: g.tokens for g in run.generations}
         return to_pass(run, mode=mode, repeat=repeat, order=order)
+
+    def difference(self, spec: CellSpec, request: Request, outputs: tuple[str, str]) -> Difference:
+        first, second = (self._outputs[digest] for digest in outputs)
+        return find_difference(self.loaded.model, request, first, second, width=spec.k + 1)
 
     def _decoder(self, spec: CellSpec, *, speculative: bool) -> Decoder:
         drafter: Drafter | None = self.built(spec.drafter).drafter if speculative else None

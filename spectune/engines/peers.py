@@ -3,11 +3,11 @@
     python -m spectune.engines.peers --tokens 128 --repeats 3 --k 5
 
 Three comparisons with transformers at batch 1 (plain decoding, a draft model, prompt lookup) and one of the
-decoder with itself (batch 8 over batch 1). Both sides are greedy, ignore the end-of-sequence token and so emit
-equally many tokens. A repeat runs A B B A and gives one ratio; drift between passes then favours neither side.
+decoder with itself (batch 8 over batch 1). Both sides are greedy, ignore the end-of-sequence token and so
+emit equally many tokens. A repeat runs A B B A and gives one ratio, so that drift favours neither side.
 
-`decode` leaves the prefill out: tokens after the first ones that a request delivers, over the time after them;
-a draft model's own prefill is left out too. `with prefill` is all tokens over all time.
+`decode` leaves the prefill out: tokens after the first ones that a request delivers, over the time after
+them; a draft model's own prefill is left out too. `with prefill` is all tokens over all time.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Peer:
 
     Args:
         ignore_eos: run to the token limit. The model then has no end-of-sequence token at all: forbidding it
-            with `min_new_tokens` would change the output and cost transformers a pass over every token's logits.
+            with `min_new_tokens` would change the output, and cost transformers time for every token.
     """
 
     def __init__(

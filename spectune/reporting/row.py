@@ -83,7 +83,7 @@ def cell_row(p: Profile, prediction: Prediction) -> dict[str, Any]:
         "bytes_per_plain_step": bandwidth.bytes_per_plain_step,
         "bytes_per_round": bandwidth.bytes_per_round,
         **{name: getattr(bandwidth, name).value for name in READINGS},
-        "tokens_identical": p.cell.tokens_identical,
+        "output_check": p.cell.output_check.verdict if p.cell.output_check else None,
         "excluded": p.excluded,
         "warnings": list(p.notes),
     }

@@ -28,7 +28,7 @@ _WHOLE = (
     "bytes_per_plain_step",
     "bytes_per_round",
 )
-_YES_NO = ("full_occupancy", "tokens_identical")
+_YES_NO = ("full_occupancy",)
 
 
 def export(summary: Summary, path: Path) -> bytes:
@@ -73,6 +73,7 @@ _TEXTS = (
     "drafter",
     "rule",
     "failure",
+    "output_check",
     "verdict",
     "no_speedup_reason",
     "no_interval_reason",

@@ -167,6 +167,27 @@ class Bandwidth(Record):
     throttle_reasons: tuple[str, ...] = ()
 
 
+class Difference(Record):
+    """Where one request's outputs part, and whether rounding explains it.
+
+    `gap` is how far the less likely of the two tokens lies below the target's best logit there; `noise` is the largest
+    change of a logit between two exact ways to compute it (one token at a time, and K + 1 at once).
+    """
+
+    id: str
+    position: Count  # of the first differing output token
+    gap: NonNegative
+    noise: NonNegative
+    is_tie: bool
+
+
+class OutputCheck(Record):
+    """Whether speculative and plain decoding gave the same tokens, where the rule promises it."""
+
+    verdict: Literal["identical", "numeric ties", "different"]
+    differences: tuple[Difference, ...] = ()
+
+
 class CellResult(Record):
     """A finished cell file. Passes come in pairs: each repeat has one plain and one speculative pass."""
 
@@ -178,7 +199,7 @@ class CellResult(Record):
     warmup_seconds: NonNegative
     passes: Annotated[tuple[PassResult, ...], Field(min_length=2)]
     bandwidth: Bandwidth
-    tokens_identical: bool | None  # greedy or match: speculative output == plain output; None where not comparable
+    output_check: OutputCheck | None  # None where the rule promises equal laws, not equal tokens
     warnings: tuple[str, ...] = ()
 
     @model_validator(mode="after")

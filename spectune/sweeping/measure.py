@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from spectune.engines.engine import Engine, Request, Requests
 from spectune.errors import SpectuneError, UsageError
-from spectune.sweeping.cell import Bandwidth, CellResult, CellSpec, PassResult
+from spectune.sweeping.cell import Bandwidth, CellResult, CellSpec, OutputCheck, PassResult
 from spectune.sweeping.warning import cell_warnings
 
 Mode = Literal["plain", "speculative"]
@@ -53,7 +53,7 @@ def measure_cell(
             check_counts(spec, requests.requests, done)
             passes.append(done)
     bandwidth, doubts = gauge.assess(spec, passes)
-    identical = tokens_identical(spec, passes)
+    check = output_check(engine, spec, requests.requests, passes)
     left_out = (f"prompts-left-out: {'; '.join(requests.notes)}",) if requests.notes else ()
     return CellResult(
         key=spec.key,
@@ -63,11 +63,11 @@ def measure_cell(
         warmup_seconds=warmup_seconds,
         passes=tuple(passes),
         bandwidth=bandwidth,
-        tokens_identical=identical,
+        output_check=check,
         warnings=(
             *notes,
             *left_out,
-            *cell_warnings(spec, passes, identical),
+            *cell_warnings(spec, passes, check),
             *(f"bandwidth: {doubt}" for doubt in doubts),
         ),
     )
@@ -82,12 +82,26 @@ def pass_order(spec: CellSpec) -> list[tuple[int, Mode]]:
     return [(r, mode) for r in range(spec.repeats) for mode in (modes if r % 2 == 0 else modes[::-1])]
 
 
-def tokens_identical(spec: CellSpec, passes: Sequence[PassResult]) -> bool | None:
-    """Whether every pass gave every request the same tokens. None where the rule does not promise that."""
+def output_check(
+    engine: Engine, spec: CellSpec, requests: Sequence[Request], passes: Sequence[PassResult]
+) -> OutputCheck | None:
+    """Compare every request's output over all passes. None where the rule does not promise equal tokens."""
     if spec.rule not in ("greedy", "match"):
         return None
-    outputs = [{r.id: r.output_digest for r in p.requests} for p in passes]
-    return all(output == outputs[0] for output in outputs)
+    digests: dict[str, list[str]] = {request.id: [] for request in requests}
+    for done in passes:
+        for result in done.requests:
+            if result.output_digest not in digests[result.id]:
+                digests[result.id].append(result.output_digest)
+    differences = tuple(
+        engine.difference(spec, request, (digests[request.id][0], other))
+        for request in requests
+        for other in digests[request.id][1:]
+    )
+    if not differences:
+        return OutputCheck(verdict="identical")
+    ties = all(difference.is_tie for difference in differences)
+    return OutputCheck(verdict="numeric ties" if ties else "different", differences=differences)
 
 
 def check_counts(spec: CellSpec, requests: Sequence[Request], done: PassResult) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from spectune import __version__
 from spectune.engines.engine import Engine, Request
@@ -29,20 +28,10 @@ from spectune.sweeping.rundir import RunDirectory
 from spectune.sweeping.sweep import Interrupted, Sweep, SweepOutcome
 
 
-class SweepEngine(Engine, Protocol):
-    """What a session asks of an engine beside the cells."""
-
-    def generation_defaults(self) -> Sampling:
-        """Sampling settings of the model's own generation config."""
-
-    def drafter_notes(self, name: str) -> Sequence[str]:
-        """What a reader of the results should know about a drafter."""
-
-
 def run(
     options: SweepOptions,
     *,
-    engine: SweepEngine | None = None,
+    engine: Engine | None = None,
     output: Path | str | None = None,
     resume: bool = False,
     dry_run: bool = False,
@@ -105,7 +94,7 @@ class Job:
     plan: tuple[CellSpec, ...]
     suites: Mapping[str, Suite]
     requests: Mapping[str, tuple[Request, ...]]
-    engine: SweepEngine
+    engine: Engine
     drafters: Mapping[str, ModelInfo | None]
     card: TheoryCard
 
@@ -126,7 +115,7 @@ class Job:
         )
 
 
-def prepare(options: SweepOptions, engine: SweepEngine, suites: Sequence[Suite]) -> Job:
+def prepare(options: SweepOptions, engine: Engine, suites: Sequence[Suite]) -> Job:
     """Load the drafts, plan the cells and render each suite once. Raises UsageError where they do not fit."""
     drafters = {name: engine.drafter(name) for name in options.drafts}
     plan = plan_cells(
@@ -151,7 +140,7 @@ def prepare(options: SweepOptions, engine: SweepEngine, suites: Sequence[Suite])
     return Job(plan, by_name, requests, engine, drafters, card)
 
 
-def load_engine(options: SweepOptions) -> SweepEngine:
+def load_engine(options: SweepOptions) -> Engine:
     """The native engine with the target loaded."""
     if options.threads is not None:
         import torch

@@ -39,7 +39,7 @@ def as_json(outcome: SweepOutcome) -> dict[str, Any]:
                 **_place(r.spec),
                 "key": r.key,
                 **asdict(figures(r)),
-                "tokens_identical": r.tokens_identical,
+                "output_check": r.output_check.verdict if r.output_check else None,
                 "warnings": list(r.warnings),
             }
             for r in outcome.results

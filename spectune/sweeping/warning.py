@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from spectune.sweeping.cell import CellSpec, PassResult
+from spectune.sweeping.cell import CellSpec, OutputCheck, PassResult
 from spectune.sweeping.figures import decode_rate
 
 SHORT_OUTPUT = 16  # tokens
@@ -13,14 +13,14 @@ LOW_OCCUPANCY = 0.5  # share of decoded tokens
 UNSTABLE = 0.10  # spread between repeats, relative
 
 
-def cell_warnings(spec: CellSpec, passes: Sequence[PassResult], identical: bool | None) -> tuple[str, ...]:
+def cell_warnings(spec: CellSpec, passes: Sequence[PassResult], check: OutputCheck | None) -> tuple[str, ...]:
     """All warnings that follow from the passes alone."""
     found = (
         _outputs_short(spec, passes),
         _low_occupancy(passes),
         *(_unstable(spec.batch, passes, mode) for mode in ("plain", "speculative")),
         _nothing_drafted(passes),
-        _tokens_differ(identical),
+        _tokens_differ(check),
     )
     return tuple(text for text in found if text)
 
@@ -60,10 +60,16 @@ def _nothing_drafted(passes: Sequence[PassResult]) -> str | None:
     return "nothing-drafted: the drafter offered no token in any round"
 
 
-def _tokens_differ(identical: bool | None) -> str | None:
-    if identical is not False:
+def _tokens_differ(check: OutputCheck | None) -> str | None:
+    if check is None or check.verdict == "identical":
         return None
+    if check.verdict == "numeric ties":
+        return (
+            "numeric-ties: some outputs part from plain decoding where rounding decides between near-equal logits; "
+            "--dtype float32 shows them identical"
+        )
+    worst = next(d for d in check.differences if not d.is_tie)
     return (
-        "tokens-differ: speculative output is not token-identical to plain output; "
-        "near-ties in a low-precision dtype do this, and so do errors"
+        f"tokens-differ: {worst.id} parts from plain decoding at output token {worst.position}, "
+        f"{worst.gap:.3g} below the best logit where rounding explains {worst.noise:.3g}; this result is wrong"
     )
