@@ -215,4 +215,3 @@ def sweep(
         resume=resume,
         dry_run=dry_run,
     )
-

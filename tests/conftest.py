@@ -20,7 +20,13 @@ def _few_threads():
 
 
 def save_tiny(
-    folder: Path, *, seed: int = 0, vocab_size: int = 128, max_positions: int = 256, tie: bool = False, **config
+    folder: Path,
+    *,
+    seed: int = 0,
+    vocab_size: int = 128,
+    max_positions: int = 256,
+    tie: bool = False,
+    **config,
 ) -> Path:
     """A random Llama of two layers, saved in the Hugging Face layout."""
     from transformers import LlamaConfig, LlamaForCausalLM

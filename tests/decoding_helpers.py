@@ -21,8 +21,7 @@ GREEDY = Sampling()
 def random_prompts(count: int, *, vocab_size: int = 128, lengths: Sequence[int] = (5, 17, 1, 40, 9)):
     generator = torch.Generator().manual_seed(11)
     return [
-        torch.randint(3, vocab_size, (lengths[i % len(lengths)],), generator=generator).tolist()
-        for i in range(count)
+        torch.randint(3, vocab_size, (lengths[i % len(lengths)],), generator=generator).tolist() for i in range(count)
     ]
 
 

@@ -50,9 +50,7 @@ def spec(**changes: Any) -> CellSpec:
 
 def rounds_of(*rounds: tuple[int, int]) -> tuple[RoundCount, ...]:
     """(drafted, accepted) of each round."""
-    return tuple(
-        RoundCount(drafted=d, accepted=a, count=rounds.count((d, a))) for d, a in sorted(set(rounds))
-    )
+    return tuple(RoundCount(drafted=d, accepted=a, count=rounds.count((d, a))) for d, a in sorted(set(rounds)))
 
 
 def request(
@@ -145,9 +143,7 @@ def cell(
     where = spec(**changes)
     rounds = rounds or (RoundCount(drafted=where.k, accepted=where.k // 2, count=20),)
     per_round = sum((c.accepted + 1) * c.count for c in rounds) / sum(c.count for c in rounds)
-    steps = (
-        sum(c.drafted * c.count for c in rounds) / sum(c.count for c in rounds) if steps is None else steps
-    )
+    steps = sum(c.drafted * c.count for c in rounds) / sum(c.count for c in rounds) if steps is None else steps
     round_seconds = per_round * STEP / speedup
     draft = max(steps, 1) * cost_ratio * STEP
     passes = []
@@ -165,9 +161,7 @@ def cell(
                     seconds = count * round_seconds * factor
                 requests.append(request(own, seconds, name=f"p{i}", full=full))
             plain = times(100, 0.0, STEP, 0.0, 0.0)
-            own_times = times(
-                50, draft, verify * STEP, max(0.0, round_seconds - draft - verify * STEP), steps
-            )
+            own_times = times(50, draft, verify * STEP, max(0.0, round_seconds - draft - verify * STEP), steps)
             passes.append(
                 PassResult(
                     mode=mode,
@@ -176,11 +170,7 @@ def cell(
                     wall_seconds=sum(r.decode_seconds for r in requests) / where.batch + 0.1,
                     target_forwards=sum(c.count for r in requests for c in r.rounds),
                     requests=tuple(requests),
-                    times=RoundTimes(rounds=0, **NO_TIMES)
-                    if not timed
-                    else plain
-                    if mode == "plain"
-                    else own_times,
+                    times=RoundTimes(rounds=0, **NO_TIMES) if not timed else plain if mode == "plain" else own_times,
                 )
             )
     return CellResult(

@@ -59,9 +59,7 @@ def test_a_full_draft_cache_lags_by_one_token_and_no_more(tiny, tiny_folder):
     lags = []
 
     def look(decoder, _trace) -> None:
-        lags.extend(
-            slot.row.length - decoder.drafter.cached[index] for index, slot in enumerate(decoder.slots)
-        )
+        lags.extend(slot.row.length - decoder.drafter.cached[index] for index, slot in enumerate(decoder.slots))
 
     decode(tiny, drafter_of(tiny, tiny_folder), random_prompts(2), k=4, max_new_tokens=40, on_round=look)
     assert set(lags) <= {1, 2}

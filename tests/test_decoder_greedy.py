@@ -40,9 +40,7 @@ def test_plain_decoding_equals_generate(tiny, prompts, expected, batch):
 @pytest.mark.parametrize("batch", [1, 3, 8])
 @pytest.mark.parametrize("k", [1, 4, 8])
 @pytest.mark.parametrize("drafter", ["self", "other", "ngram", "early-exit:1", "layer-skip:0"])
-def test_every_drafter_equals_generate(
-    tiny, tiny_folder, other_folder, prompts, expected, drafter, k, batch
-):
+def test_every_drafter_equals_generate(tiny, tiny_folder, other_folder, prompts, expected, drafter, k, batch):
     name = {"self": tiny_folder, "other": other_folder}.get(drafter, drafter)
     run = decode(tiny, drafter_of(tiny, name), prompts, k=k, batch=batch, max_new_tokens=NEW)
     assert tokens_of(run) == expected
@@ -149,10 +147,7 @@ def test_ragged_rows_equal_their_batch_one_runs_in_any_order(tiny, other_folder)
         decoder = Decoder(tiny.model, drafter, DecodeSettings(KSchedule.constant(4)), StopRule())
         requests = [Request(str(i), tuple(prompts[i]), 32, i) for i in order]
         run = decoder.decode(requests, batch)
-        return {
-            int(g.id): (g.tokens, [(r.drafted, r.accepted, r.emitted) for r in g.rounds])
-            for g in run.generations
-        }
+        return {int(g.id): (g.tokens, [(r.drafted, r.accepted, r.emitted) for r in g.rounds]) for g in run.generations}
 
     alone = {i: outcome([i], 1)[i] for i in range(4)}
     assert {i: alone[i][0] for i in range(4)} == dict(enumerate(plain))
@@ -166,9 +161,7 @@ def test_k_shrinks_at_the_context_limit(tmp_path):
     prompt = random_prompts(1, lengths=(58,))[0]
     expected = reference(loaded, prompt, 6, eos_token_id=None)
     for limit, reason in ((6, "length"), (20, "context")):
-        run = decode(
-            loaded, drafter_of(loaded, tmp_path), [prompt], k=5, max_new_tokens=limit, stop=StopRule()
-        )
+        run = decode(loaded, drafter_of(loaded, tmp_path), [prompt], k=5, max_new_tokens=limit, stop=StopRule())
         assert run.generations[0].tokens == expected
         assert run.generations[0].finish_reason == reason
 

@@ -80,10 +80,8 @@ def test_counts_stay_whole_numbers_in_parquet(run, tmp_path):
     command(run, output=tmp_path / "t.parquet")
     table = read(tmp_path / "t.parquet")
     assert str(table["accepted"].dtype) == "Int64"
-    assert set(table["output_check"]) == {"identical", "different"}
-    assert (
-        table["joint_acceptance_1"].dtype.kind == "f" or str(table["joint_acceptance_1"].dtype) == "Float64"
-    )
+    assert set(table["output_check"].dropna()) == {"identical", "different"}
+    assert table["joint_acceptance_1"].dtype.kind == "f" or str(table["joint_acceptance_1"].dtype) == "Float64"
 
 
 def test_every_column_is_documented(run):

@@ -77,9 +77,7 @@ def interpreted() -> dict[str, object]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
-def test_copy_writes_every_element_and_nothing_else(
-    interpreted: dict[str, object], size: int, dtype: str
-) -> None:
+def test_copy_writes_every_element_and_nothing_else(interpreted: dict[str, object], size: int, dtype: str) -> None:
     assert interpreted[f"copy {size} {dtype}"] is True
 
 
@@ -98,9 +96,7 @@ def test_read_sums_each_block(interpreted: dict[str, object], size: int, dtype: 
         ("integers", "read sums floating-point values, not torch.int32"),
     ],
 )
-def test_a_wrong_tensor_is_refused_with_the_reason(
-    interpreted: dict[str, object], case: str, message: str
-) -> None:
+def test_a_wrong_tensor_is_refused_with_the_reason(interpreted: dict[str, object], case: str, message: str) -> None:
     assert interpreted[case] == message
 
 

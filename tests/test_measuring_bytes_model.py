@@ -100,9 +100,7 @@ def test_a_round_reads_the_target_once_and_the_draft_once_per_step() -> None:
 
 def test_a_drafter_without_weights_reads_nothing() -> None:
     target = model()
-    assert bytes_per_round(target, None, batch=2, mean_context=5, draft_steps=9) == bytes_per_step(
-        target, 2, 5
-    )
+    assert bytes_per_round(target, None, batch=2, mean_context=5, draft_steps=9) == bytes_per_step(target, 2, 5)
 
 
 counts = st.integers(0, 10**12)

@@ -119,9 +119,7 @@ def test_the_id_changes_with_what_changes_timings_only() -> None:
     assert len(fingerprint_id(environment)) == 12
     for key in ("cpu", "torch", "torch_threads", "usable_cores", "transformers"):
         assert fingerprint_id(environment) != fingerprint_id({**environment, key: "other"})
-    assert fingerprint_id({**environment, "python": "3.12.1"}) == fingerprint_id(
-        {**environment, "python": "3.12.9"}
-    )
+    assert fingerprint_id({**environment, "python": "3.12.1"}) == fingerprint_id({**environment, "python": "3.12.9"})
 
 
 # The doctor
@@ -178,9 +176,7 @@ def test_a_cpu_without_bf16_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> 
     assert by_name()["cpu bf16"].status == "warn"
 
 
-def test_the_demo_model_is_found_without_importing_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_demo_model_is_found_without_importing_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checks, "DEMO_PACKAGE", "spectune_demo_stub")
     assert by_name()["demo model"].status == "missing"
     package = tmp_path / "spectune_demo_stub"

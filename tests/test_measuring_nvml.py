@@ -264,9 +264,7 @@ def test_a_gpu_that_nvml_does_not_know_gives_reasons(fake: FakeNvml) -> None:
     assert fake.open == 0
 
 
-def test_doctor_and_fingerprint_show_both_indices_and_the_uuid(
-    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_and_fingerprint_show_both_indices_and_the_uuid(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     (gpu,) = [check for check in examine() if check.name == "gpu"]
     assert gpu.detail == f"cuda:0 is NVML device 1, GPU-{BUSY}"
@@ -308,9 +306,7 @@ def test_the_share_of_time_is_never_named_a_bandwidth(fake: FakeNvml) -> None:
     assert bandwidths == []
 
 
-def test_samples_taken_during_the_window_are_averaged(
-    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_taken_during_the_window_are_averaged(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spectune.measuring.nvml.SAMPLE_SECONDS", 0.001)
     watts = iter([100_000, 200_000, 300_000])
     taken = []
@@ -353,9 +349,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize(("function", "lost"), CALLS.items())
-def test_a_call_that_is_not_supported_costs_its_own_reading_only(
-    fake: FakeNvml, function: str, lost: set[str]
-) -> None:
+def test_a_call_that_is_not_supported_costs_its_own_reading_only(fake: FakeNvml, function: str, lost: set[str]) -> None:
     fake.errors[function] = NOT_SUPPORTED
     readings = numbers(watch("cuda:1"))
     assert {name for name, reading in readings.items() if reading.value is None} == lost
@@ -363,9 +357,7 @@ def test_a_call_that_is_not_supported_costs_its_own_reading_only(
         assert readings[name].reason == f"{function}: Not Supported"
 
 
-def test_the_new_name_of_the_temperature_is_preferred(
-    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_new_name_of_the_temperature_is_preferred(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake, "nvmlDeviceGetTemperatureV", lambda gpu, sensor: 66, raising=False)
     assert watch().temperature_c.value == 66
 
@@ -406,9 +398,7 @@ def test_a_cpu_has_no_gpu_readings(fake: FakeNvml) -> None:
 
 
 @pytest.mark.parametrize("broken", ["nvmlDeviceGetUtilizationRates", "nvmlInit"])
-def test_doctor_says_what_failed_and_exits_0(
-    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
+def test_doctor_says_what_failed_and_exits_0(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     monkeypatch.setattr("spectune.cli.doctor.WINDOW_SECONDS", 0.0)
     fake.errors[broken] = NOT_SUPPORTED
     app = typer.Typer()

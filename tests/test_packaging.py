@@ -91,7 +91,23 @@ def test_light_modules_import_neither_torch_nor_transformers_nor_pandas(module):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], *([c] for c in ("sweep", "recommend", "report", "fit", "export", "generate", "suites", "probe", "doctor"))],
+    [
+        [],
+        *(
+            [c]
+            for c in (
+                "sweep",
+                "recommend",
+                "report",
+                "fit",
+                "export",
+                "generate",
+                "suites",
+                "probe",
+                "doctor",
+            )
+        ),
+    ],
 )
 def test_help_of_every_command_works_without_torch_and_shows_an_example(arguments):
     code = (

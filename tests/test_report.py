@@ -54,9 +54,7 @@ def page_of(path):
 
 @pytest.fixture
 def run(tmp_path):
-    cells = [
-        cell(k=k, batch=b, speedup=1.5 / b**0.3, warnings=("a: b; c",)) for k in (1, 2, 4) for b in (1, 4)
-    ]
+    cells = [cell(k=k, batch=b, speedup=1.5 / b**0.3, warnings=("a: b; c",)) for k in (1, 2, 4) for b in (1, 4)]
     return write_run(tmp_path / "run", cells, [failed("no memory left", k=16)])
 
 
@@ -145,9 +143,7 @@ def test_thin_runs_have_a_page_and_strict_json(tmp_path, cells):
 
 
 def test_a_run_in_which_everything_failed_still_has_a_page(tmp_path):
-    path = write_run(
-        tmp_path / "failed", failures=[failed("first", k=1), failed("second", k=2, reason="error")]
-    )
+    path = write_run(tmp_path / "failed", failures=[failed("first", k=1), failed("second", k=2, reason="error")])
     text = page_of(path).text
     assert "No answer" in text
     assert "error: second" in text
@@ -159,9 +155,7 @@ def test_equal_runs_give_equal_pages(run):
 
 
 def command(path, *, setup="", **environment):
-    program = (
-        f"{setup}\nfrom spectune.cli.app import app\napp(['report', {str(path)!r}], standalone_mode=False)"
-    )
+    program = f"{setup}\nfrom spectune.cli.app import app\napp(['report', {str(path)!r}], standalone_mode=False)"
     return subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,

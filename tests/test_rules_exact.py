@@ -208,9 +208,7 @@ def test_sample_then_match_is_lossless():
             weight = p_draft
             for i, y in enumerate(choices):
                 weight *= target(drafted[:i])[y].item()
-            verdict = rules.match(
-                torch.tensor([drafted]), torch.tensor([k]), torch.tensor([choices], dtype=torch.long)
-            )
+            verdict = rules.match(torch.tensor([drafted]), torch.tensor([k]), torch.tensor([choices], dtype=torch.long))
             out = (*drafted[: int(verdict.accepted)], int(verdict.token))
             emitted[out] = emitted.get(out, 0.0) + weight
     assert total_variation(joint_law(target, k + 1), continued(emitted, target, k + 1)) < EXACT

@@ -87,9 +87,7 @@ def test_caches_equal_a_fresh_prefill(smollm2, drafters, name):
             if not decoder.drafter.shares_target_cache:
                 cached = decoder.drafter.cached[index]
                 assert len(tokens) - 2 <= cached <= len(tokens) - 1
-                assert_cache_equals_prefill(
-                    decoder.drafter.model, decoder.drafter.store, index, tokens[:cached]
-                )
+                assert_cache_equals_prefill(decoder.drafter.model, decoder.drafter.store, index, tokens[:cached])
             checked += 1
 
     ids = prompt_ids(smollm2)

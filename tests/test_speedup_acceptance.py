@@ -88,9 +88,7 @@ def test_counts_that_contradict_each_other_exclude_the_cell():
     wrong = request(rounds_of((4, 2)), 1.0).model_copy(update={"output_tokens": 9})
     assert miscounted(wrong) == "p0 has 9 tokens after 1 rounds with 2 accepted"
     good = cell()
-    passes = tuple(
-        p.model_copy(update={"requests": (wrong,)}) if p.mode == "speculative" else p for p in good.passes
-    )
+    passes = tuple(p.model_copy(update={"requests": (wrong,)}) if p.mode == "speculative" else p for p in good.passes)
     found = profile(good.model_copy(update={"passes": passes}))
     assert "contradict" in found.excluded
     assert found.speedup.value is None

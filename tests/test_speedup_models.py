@@ -128,9 +128,7 @@ def overheaded(overhead):
             RoundCount(drafted=k, accepted=a, count=n) for a, n in ((k, 9), (0, 1))
         )  # nine of ten drafts are kept whole: β = 0.9 at every K
         cells.append(
-            cell(
-                k=k, rounds=rounds, cost_ratio=0.1, speedup=(1 + 0.9 * k) / (1 + 0.1 * k + overhead), noise=0
-            )
+            cell(k=k, rounds=rounds, cost_ratio=0.1, speedup=(1 + 0.9 * k) / (1 + 0.1 * k + overhead), noise=0)
         )
     return [profile(c) for c in cells]
 

@@ -40,9 +40,7 @@ def error(*words: str) -> UsageError:
 def test_list_names_every_suite_with_its_size() -> None:
     text = output("list")
     for name in bundled.bundled_names():
-        assert any(
-            line.split()[:2] == [name, str(len(load_suite(name).prompts))] for line in text.splitlines()
-        )
+        assert any(line.split()[:2] == [name, str(len(load_suite(name).prompts))] for line in text.splitlines())
 
 
 def test_list_json_is_json_and_nothing_else() -> None:

@@ -193,9 +193,7 @@ json_values = st.recursive(
     | st.sampled_from(["user", "assistant", "human", "gpt", "text"]),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["role", "content", "from", "value", "type", "text"]), inner, max_size=3
-        )
+        | st.dictionaries(st.sampled_from(["role", "content", "from", "value", "type", "text"]), inner, max_size=3)
     ),
     max_leaves=6,
 )

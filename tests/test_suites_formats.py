@@ -155,17 +155,13 @@ def test_integer_ids_become_strings_and_missing_ids_name_the_line(tmp_path: Path
 
 
 def test_null_fields_count_as_absent(tmp_path: Path) -> None:
-    suite = load(
-        tmp_path, {"id": None, "messages": None, "prompt": "a", "max_tokens": None, "category": None}
-    )
+    suite = load(tmp_path, {"id": None, "messages": None, "prompt": "a", "max_tokens": None, "category": None})
     assert (suite.prompts[0].text, suite.prompts[0].category) == ("a", "default")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.ndjson", "a.jsonl.gz", "a.json.gz"])
 @pytest.mark.parametrize("layout", ["lines", "array"])
-def test_json_files_are_read_packed_or_plain_as_lines_or_array(
-    tmp_path: Path, name: str, layout: str
-) -> None:
+def test_json_files_are_read_packed_or_plain_as_lines_or_array(tmp_path: Path, name: str, layout: str) -> None:
     rows = [{"prompt": "a"}, {"prompt": "b"}]
     data = (json.dumps(rows) if layout == "array" else "\n".join(map(json.dumps, rows))).encode()
     path = tmp_path / name

@@ -19,9 +19,7 @@ REFUSING = "{{ raise_exception('System role not supported') }}"
 VOCAB = ["<unk>", "<s>", "</s>", "<system>", "<user>", "<assistant>", "hello", "there", "a", "be", "kind"]
 
 
-def make_tokenizer(
-    *, adds_bos: bool, template: str | None = None, has_bos: bool = True, adds_eos: bool = False
-) -> Any:
+def make_tokenizer(*, adds_bos: bool, template: str | None = None, has_bos: bool = True, adds_eos: bool = False) -> Any:
     tokenizers = pytest.importorskip("tokenizers")
     from tokenizers import models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -34,9 +32,7 @@ def make_tokenizer(
             single="<s> $A </s>" if adds_eos else "<s> $A", special_tokens=[("<s>", BOS), ("</s>", BOS + 1)]
         )
     special = {"bos_token": "<s>"} if has_bos else {}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, unk_token="<unk>", chat_template=template, **special
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", chat_template=template, **special)
 
 
 def ids(*words: str) -> list[int]:

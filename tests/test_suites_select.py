@@ -54,9 +54,7 @@ def test_seed_without_a_limit_is_refused() -> None:
 
 
 def test_samples_differ_by_seed_and_keep_the_file_order() -> None:
-    samples = {
-        seed: [p.id for p in load_suite("chat", limit=10, sample_seed=seed).prompts] for seed in range(5)
-    }
+    samples = {seed: [p.id for p in load_suite("chat", limit=10, sample_seed=seed).prompts] for seed in range(5)}
     assert all(len(ids) == 10 and ids == sorted(ids) for ids in samples.values())
     assert len({tuple(ids) for ids in samples.values()}) == 5
     assert samples[0] != [p.id for p in load_suite("chat", limit=10).prompts]

@@ -98,7 +98,10 @@ def test_outputs_of_one_or_two_tokens_give_no_speed_and_no_error(limit):
 
 def test_identical_tokens_are_checked_across_modes_and_repeats():
     assert measure(spec(repeats=2), FakeEngine()).output_check == OutputCheck(verdict="identical")
-    for gap, verdict, warning in ((1.0, "different", "tokens-differ: "), (0.1, "numeric ties", "numeric-ties: ")):
+    for gap, verdict, warning in (
+        (1.0, "different", "tokens-differ: "),
+        (0.1, "numeric ties", "numeric-ties: "),
+    ):
         varied = measure(spec(repeats=2), FakeEngine(vary=True, gap=gap))
         assert varied.output_check.verdict == verdict
         assert varied.output_check.differences

@@ -9,13 +9,9 @@ import typer
 
 
 def export(
-    run: Annotated[
-        Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")
-    ] = None,
+    run: Annotated[Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")] = None,
     *,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The table: NAME.csv, NAME.parquet or NAME.json.")
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The table: NAME.csv, NAME.parquet or NAME.json.")],
 ) -> None:
     """Write one row per cell with all its metrics. A metric without a value is empty, or null.
 

@@ -9,9 +9,7 @@ import typer
 
 
 def fit(
-    run: Annotated[
-        Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")
-    ] = None,
+    run: Annotated[Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Fit acceptance curves, predict every cell with two speedup models, and say how wrong they are.

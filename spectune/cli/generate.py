@@ -36,7 +36,8 @@ def generate(
     model_sampling: Annotated[
         bool,
         typer.Option(
-            "--model-sampling", help="Sampling settings not given here come from the model's generation config."
+            "--model-sampling",
+            help="Sampling settings not given here come from the model's generation config.",
         ),
     ] = False,
     rule: Annotated[
@@ -141,9 +142,7 @@ def _print_counts(console: Console, result: Generated) -> None:
     console.print()
     console.print(line, style="dim", markup=False)
     if not console.no_color and console.is_terminal:
-        console.print(
-            Text.assemble(*((f"{name}  ", STYLES[origin]) for origin, name in LEGEND)), markup=False
-        )
+        console.print(Text.assemble(*((f"{name}  ", STYLES[origin]) for origin, name in LEGEND)), markup=False)
 
 
 def _as_json(result: Generated) -> dict[str, Any]:

@@ -63,9 +63,7 @@ def _print_table(measured: Probe) -> None:
     table.add_row("device", bandwidth.device)
     for rate in bandwidth.rates:
         counted = "reads + writes" if rate.writes else "reads"
-        table.add_row(
-            rate.method, f"{rate.bytes_per_second / 1e9:.1f} GB/s ({counted}, {len(rate.seconds)} runs)"
-        )
+        table.add_row(rate.method, f"{rate.bytes_per_second / 1e9:.1f} GB/s ({counted}, {len(rate.seconds)} runs)")
     table.add_row("achievable peak", f"{bandwidth.bytes_per_second / 1e9:.1f} GB/s ({bandwidth.best.method})")
     table.add_row("derived peak", _show(measured.derived, 1e-9, "GB/s"))
     table.add_row("achievable / derived", _show(measured.share_of_derived, 100, "%"))

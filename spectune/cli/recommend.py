@@ -11,14 +11,10 @@ from spectune.errors import UsageError
 
 
 def recommend(
-    run: Annotated[
-        Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")
-    ] = None,
+    run: Annotated[Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")] = None,
     engine: Annotated[
         str | None,
-        typer.Option(
-            "--for", help="Settings for one engine: vllm, sglang, tensorrt-llm, llama.cpp, transformers."
-        ),
+        typer.Option("--for", help="Settings for one engine: vllm, sglang, tensorrt-llm, llama.cpp, transformers."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:

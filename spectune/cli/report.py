@@ -9,9 +9,7 @@ import typer
 
 
 def report(
-    run: Annotated[
-        Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")
-    ] = None,
+    run: Annotated[Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The page; report.html in the run if left out.")
     ] = None,

@@ -18,7 +18,10 @@ from spectune.suites.row import to_fields
 if TYPE_CHECKING:
     from rich.table import Table
 
-app = typer.Typer(help="List, show and check the prompts that a benchmark runs on.\n\nExample: spectune suites show code", no_args_is_help=True)
+app = typer.Typer(
+    help="List, show and check the prompts that a benchmark runs on.\n\nExample: spectune suites show code",
+    no_args_is_help=True,
+)
 
 NameOrPath = Annotated[str, typer.Argument(help="A suite's name, or the path of a file.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
@@ -78,9 +81,7 @@ def show(
 @app.command("check")
 def check(
     name_or_path: NameOrPath,
-    column: Annotated[
-        str | None, typer.Option(help="The field that holds the prompt.", show_default=False)
-    ] = None,
+    column: Annotated[str | None, typer.Option(help="The field that holds the prompt.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read a file of prompts and say what was understood.
@@ -99,9 +100,7 @@ def check(
     _add_row(table, "rows", f"{reading.rows}, of which {len(suite.prompts)} give a prompt")
     _add_row(table, "kind", f"{chat} chat, {len(suite.prompts) - chat} raw text")
     _add_row(table, "categories", ", ".join(f"{k} ({n})" for k, n in categories(suite.prompts).items()))
-    _add_row(
-        table, "words", f"{spread.min} to {spread.max}, median {spread.median:g}, mean {spread.mean:.1f}"
-    )
+    _add_row(table, "words", f"{spread.min} to {spread.max}, median {spread.median:g}, mean {spread.mean:.1f}")
     _add_row(table, "middle half", f"{spread.p25:.0f} to {spread.p75:.0f} words")
     _add_row(table, "digest", suite.digest)
     for note in suite.notes:

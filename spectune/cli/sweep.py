@@ -91,9 +91,7 @@ def sweep(
     ] = None,
     sample_seed: Annotated[
         int | None,
-        _option(
-            "--sample-seed", help="With --prompts: N random prompts, drawn with this seed.", panel=_PROMPTS
-        ),
+        _option("--sample-seed", help="With --prompts: N random prompts, drawn with this seed.", panel=_PROMPTS),
     ] = None,
     category: Annotated[
         list[str] | None,
@@ -147,9 +145,7 @@ def sweep(
             panel=_DECODING,
         ),
     ] = None,
-    seed: Annotated[
-        int | None, _option("--seed", help="Seed of the sampling (default: 0).", panel=_DECODING)
-    ] = None,
+    seed: Annotated[int | None, _option("--seed", help="Seed of the sampling (default: 0).", panel=_DECODING)] = None,
     peak_bandwidth: Annotated[
         float | None,
         _option("--peak-bandwidth", help="Peak memory bandwidth in GB/s (default: measured).", panel=_RUN),
@@ -176,9 +172,7 @@ def sweep(
     ] = None,
     dry_run: Annotated[
         bool | None,
-        _option(
-            "--dry-run/--no-dry-run", help="Show the plan, its time and memory; measure nothing.", panel=_RUN
-        ),
+        _option("--dry-run/--no-dry-run", help="Show the plan, its time and memory; measure nothing.", panel=_RUN),
     ] = None,
     config: Annotated[
         Path | None,

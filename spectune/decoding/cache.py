@@ -102,9 +102,7 @@ class KVStore:
 
     def _buffer(self, like: Tensor) -> Tensor:
         # Zeros, not empty: masked slots still enter the products, and 0 · NaN is NaN.
-        return torch.zeros(
-            self.rows, like.shape[1], self.capacity, like.shape[3], dtype=like.dtype, device=like.device
-        )
+        return torch.zeros(self.rows, like.shape[1], self.capacity, like.shape[3], dtype=like.dtype, device=like.device)
 
     def move(self, source: int, destination: int) -> None:
         """Copy one row over another."""

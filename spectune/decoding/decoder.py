@@ -35,7 +35,6 @@ from spectune.errors import UsageError
 from spectune.measuring.clock import RoundClock, make_clock
 from spectune.sweeping.cell import Rule, Sampling
 
-
 OnTokens = Callable[[Request, list[int], list[Origin]], None]
 
 
@@ -83,9 +82,7 @@ class Decoder:
         stop: stop tokens and stop strings.
     """
 
-    def __init__(
-        self, target: CausalModel, drafter: Drafter | None, settings: DecodeSettings, stop: StopRule
-    ) -> None:
+    def __init__(self, target: CausalModel, drafter: Drafter | None, settings: DecodeSettings, stop: StopRule) -> None:
         self.target = target
         self.drafter = drafter
         self.settings = settings
@@ -236,9 +233,7 @@ class Decoder:
             self.history.add(index, kept)
             # Behind a stop token nothing was offered and nothing is kept.
             cut = len(kept) <= accepted
-            slot.generation.add_round(
-                len(kept) if cut else drafted_count, len(kept) if cut else accepted, kept
-            )
+            slot.generation.add_round(len(kept) if cut else drafted_count, len(kept) if cut else accepted, kept)
             emitted_in_all += len(kept)
             if on_tokens:
                 on_tokens(slot.request, kept, slot.generation.origins[-len(kept) :])

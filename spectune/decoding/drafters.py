@@ -42,7 +42,9 @@ def build_drafter(
     if kind == "early-exit":
         kept = _whole_number(name, argument)
         if not 0 < kept < target.info.layers:
-            raise UsageError(f"{name!r}: the target has {target.info.layers} layers; exit after 1 to {target.info.layers - 1}")
+            raise UsageError(
+                f"{name!r}: the target has {target.info.layers} layers; exit after 1 to {target.info.layers - 1}"
+            )
         return _self_speculative(name, target, list(range(kept)))
     if kind == "layer-skip":
         skipped = parse_layers(name, argument)

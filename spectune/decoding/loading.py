@@ -13,8 +13,8 @@ from transformers.utils import logging as transformers_logging
 
 from spectune.decoding.adapter import ATTENTION, CausalModel
 from spectune.decoding.cache import KVStore, Step
-from spectune.decoding.lean import lean
 from spectune.decoding.demo import DEMO_NAME, demo_folder
+from spectune.decoding.lean import lean
 from spectune.errors import UsageError
 from spectune.sweeping.cell import ModelInfo, Sampling
 
@@ -156,9 +156,7 @@ def _check_decodes(name: str, causal: CausalModel) -> int:
     return whole.bytes_per_token()
 
 
-def _info(
-    name: str, where: str, config: Any, model: PreTrainedModel, causal: CausalModel, kv_bytes: int
-) -> ModelInfo:
+def _info(name: str, where: str, config: Any, model: PreTrainedModel, causal: CausalModel, kv_bytes: int) -> ModelInfo:
     return ModelInfo(
         name=name,
         digest=_digest(where, config),
@@ -248,9 +246,7 @@ def shared_vocabulary(target: Loaded, draft: Loaded) -> int:
                 "put the tokenizer files beside both models",
             )
         return width
-    ours, theirs = (
-        {i: token for token, i in t.get_vocab().items()} for t in (target.tokenizer, draft.tokenizer)
-    )
+    ours, theirs = ({i: token for token, i in t.get_vocab().items()} for t in (target.tokenizer, draft.tokenizer))
     for i in sorted(ours.keys() | theirs.keys()):
         if ours.get(i) != theirs.get(i):
             raise UsageError(

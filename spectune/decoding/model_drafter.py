@@ -103,18 +103,14 @@ class ModelDrafter:
             if limits[index]:
                 self.cached[index] = row.length + limits[index] - 1
         drafted = torch.stack(tokens, 1).to(round_.device)
-        counts = torch.minimum(
-            torch.tensor(limits, device=round_.device), round_.counts_before_stop(drafted)
-        )
+        counts = torch.minimum(torch.tensor(limits, device=round_.device), round_.counts_before_stop(drafted))
         q_all = None
         if distributions:
             q_all = torch.stack(distributions, 1).to(round_.device)
             q_all = torch.nn.functional.pad(q_all, (0, self.target_vocab - q_all.shape[-1]))
         return Draft(drafted, counts, q_all, width)
 
-    def _choose(
-        self, logits: Tensor, before: list[Tensor], round_: Round, place: int
-    ) -> tuple[Tensor, Tensor | None]:
+    def _choose(self, logits: Tensor, before: list[Tensor], round_: Round, place: int) -> tuple[Tensor, Tensor | None]:
         """The draft's next token [B] and, where the rule needs it, its distribution [B, V]."""
         if round_.history.seen is not None:
             seen = round_.history.after(len(round_.rows), before)[:, : self.shared_vocab]

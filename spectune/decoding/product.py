@@ -6,8 +6,6 @@ bit for bit the same in bfloat16), so on a CPU weights are reordered once at loa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

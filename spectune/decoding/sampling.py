@@ -53,9 +53,7 @@ class History:
 
     def __init__(self, rows: int, vocab_size: int, penalty: float, device: torch.device) -> None:
         self.penalty = penalty
-        self.seen = (
-            torch.zeros(rows, vocab_size, dtype=torch.bool, device=device) if penalty != 1.0 else None
-        )
+        self.seen = torch.zeros(rows, vocab_size, dtype=torch.bool, device=device) if penalty != 1.0 else None
 
     def reset(self, row: int, token_ids: list[int]) -> None:
         if self.seen is not None:

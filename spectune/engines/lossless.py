@@ -106,9 +106,7 @@ class Oracle:
         return None
 
 
-def plan(
-    drafters: Sequence[str] = DRAFTERS, ks: Sequence[int] = KS, batches: Sequence[int] = BATCHES
-) -> list[Case]:
+def plan(drafters: Sequence[str] = DRAFTERS, ks: Sequence[int] = KS, batches: Sequence[int] = BATCHES) -> list[Case]:
     """All configurations, in an order that meets every pair of values early.
 
     With three K and three batches each block of `len(drafters)` moves both on, so the first three blocks
@@ -122,9 +120,7 @@ def plan(
     ]
 
 
-def check(
-    target: Loaded, oracle: Oracle, drafters: Mapping[str, Drafter], cases: Sequence[Case]
-) -> Iterator[Outcome]:
+def check(target: Loaded, oracle: Oracle, drafters: Mapping[str, Drafter], cases: Sequence[Case]) -> Iterator[Outcome]:
     """Decode the oracle's requests in every configuration and compare."""
     for case in cases:
         began = time.perf_counter()
@@ -187,13 +183,13 @@ def check_all(
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Outcome]:
     """Run all configurations, saying a line about each and about every mismatch."""
-    peer = Peer(folder_of(target), device=target.model.device, dtype=target.model.model.dtype)
-    say(f"{len(requests)} references from transformers")
-    oracle = Oracle(peer, requests)
     outcomes = []
     with tempfile.TemporaryDirectory() as scratch:
         names = dict.fromkeys(case.drafter for case in cases)
         drafters = {name: build(name, target, Path(scratch)) for name in names}
+        peer = Peer(folder_of(target), device=target.model.device, dtype=target.model.model.dtype)
+        say(f"{len(requests)} references from transformers")
+        oracle = Oracle(peer, requests)
         for number, outcome in enumerate(check(target, oracle, drafters, cases), 1):
             say(f"[{number}/{len(cases)}] {report_line(outcome)}")
             for mismatch in outcome.mismatches:
@@ -211,9 +207,7 @@ def main(
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch; may be repeated. [1, 3, 8]")] = None,
     drafter: Annotated[
         list[str] | None,
-        typer.Option(
-            help=f"Drafter name, model folder or {TRIMMED}; may be repeated. [{', '.join(DRAFTERS)}]"
-        ),
+        typer.Option(help=f"Drafter name, model folder or {TRIMMED}; may be repeated. [{', '.join(DRAFTERS)}]"),
     ] = None,
 ) -> None:
     """Check that greedy speculative decoding gives exactly the tokens of transformers."""

@@ -184,8 +184,7 @@ def _fill(requests: list[Request], batch: int) -> list[Request]:
     turn = 2
     while len(filled) < batch:
         filled += [
-            Request(f"{r.id}#{turn}", r.token_ids, r.max_new_tokens, request_seed(r.seed, f"#{turn}"))
-            for r in requests
+            Request(f"{r.id}#{turn}", r.token_ids, r.max_new_tokens, request_seed(r.seed, f"#{turn}")) for r in requests
         ]
         turn += 1
     return filled

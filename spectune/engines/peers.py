@@ -1,6 +1,6 @@
 """spectune's decoder against transformers' `generate`, in one process, on the same prompts.
 
-    python -m spectune.engines.peers --tokens 128 --repeats 3 --k 5
+    python -m spectune.engines.peers --tokens 48 --repeats 3 --k 5
 
 Three comparisons with transformers at batch 1 (plain decoding, a draft model, prompt lookup) and one of the
 decoder with itself (batch 8 over batch 1). Both sides are greedy, ignore the end-of-sequence token and so
@@ -46,9 +46,11 @@ Progress = Callable[[str], None]
 
 WIDE_BATCH = 8
 NOTES = (
+    "figures are medians over the repeats; theirs is transformers, in the last line spectune at batch 1",
     "decode: without prefill (tokens after a request's first ones / time after them); all: with prefill",
     "tok/fwd: tokens per target forward of a sequence, the prefill's forward included; transformers verifies "
     "its first draft inside the prefill, which saves it one forward per prompt",
+    "same: prompts with equal output on both sides; in bfloat16 rounding may part them",
     "prompt lookup: transformers continues the first match of the longest n-gram, spectune the latest one",
 )
 
@@ -148,9 +150,7 @@ class Peer:
             with `min_new_tokens` would change the output, and cost transformers time for every token.
     """
 
-    def __init__(
-        self, folder: str, *, device: torch.device, dtype: torch.dtype, ignore_eos: bool = False
-    ) -> None:
+    def __init__(self, folder: str, *, device: torch.device, dtype: torch.dtype, ignore_eos: bool = False) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
         self.device = device
         eos = None if ignore_eos else self.model.generation_config.eos_token_id
@@ -278,9 +278,7 @@ def compare(what: str, ours: Side, theirs: Side, repeats: int, progress: Progres
         [_rate(sum(p.decode_tokens for p in pair), sum(p.decode_seconds for p in pair)) for pair in side]
         for side in runs
     ]
-    whole = [
-        [_rate(sum(p.tokens for p in pair), sum(p.seconds for p in pair)) for pair in side] for side in runs
-    ]
+    whole = [[_rate(sum(p.tokens for p in pair), sum(p.seconds for p in pair)) for pair in side] for side in runs]
     # A larger batch repeats the prompts, so the shorter list is compared.
     pairs = list(zip(warm[0].outputs, warm[1].outputs, strict=False))
     if any(len(a) != len(b) for a, b in pairs):
@@ -321,17 +319,13 @@ def measure(
         UsageError: too few tokens to tell decoding from prefill, or prompts that leave no room for them.
     """
     if tokens < k + 2:
-        raise UsageError(
-            f"{tokens} tokens may all come with the first round", f"use at least K + 2 = {k + 2}"
-        )
+        raise UsageError(f"{tokens} tokens may all come with the first round", f"use at least K + 2 = {k + 2}")
     if max(map(len, prompts)) + tokens > target.model.max_context:
         raise UsageError("a prompt and its output do not fit the context", "use fewer tokens")
     device, dtype = target.model.device, target.model.model.dtype
     peer = Peer(folder_of(target), device=device, dtype=dtype, ignore_eos=True)
     helper = assistant(draft_folder, k, device=device, dtype=dtype)
-    wide = [
-        prompts[i % len(prompts)] for i in range(-(-max(len(prompts), WIDE_BATCH) // WIDE_BATCH) * WIDE_BATCH)
-    ]
+    wide = [prompts[i % len(prompts)] for i in range(-(-max(len(prompts), WIDE_BATCH) // WIDE_BATCH) * WIDE_BATCH)]
 
     def ours(drafter_name: str | None) -> Side:
         drafter = None
@@ -343,9 +337,7 @@ def measure(
         return Side("transformers", lambda: peer.run(prompts, tokens, **settings))
 
     lookup = {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": MAX_NGRAM}
-    eight = Side(
-        f"spectune, batch {WIDE_BATCH}", lambda: run_ours(target, None, wide, tokens, k=k, batch=WIDE_BATCH)
-    )
+    eight = Side(f"spectune, batch {WIDE_BATCH}", lambda: run_ours(target, None, wide, tokens, k=k, batch=WIDE_BATCH))
     one = Side("spectune, batch 1", ours(None).run)
     duels = (
         ("plain", ours(None), theirs()),
@@ -384,9 +376,9 @@ def table(comparisons: Sequence[Comparison]) -> Table:
     """Two lines per comparison: without and with the prefill."""
     grid = Table(box=None, pad_edge=False)
     grid.add_column("what")
-    grid.add_column("time")
-    for name in ("ours tok/s", "theirs tok/s", "ratio (min–max)", "tok/fwd", "same output"):
-        grid.add_column(name, justify="right")
+    grid.add_column("tok/s", no_wrap=True)
+    for name in ("ours", "theirs", "ratio (min–max)", "tok/fwd", "same"):
+        grid.add_column(name, justify="right", no_wrap=True)
     for c in comparisons:
         per_forward = f"{c.our_tokens_per_forward:.2f} / {c.their_tokens_per_forward:.2f}"
         for name, rates, *rest in (
@@ -416,15 +408,13 @@ def exit_on_error(command: Callable[[], None]) -> None:
 
 def main(
     target: Annotated[str, typer.Option(help="Model folder, hub id or smollm2.")] = "smollm2",
-    draft: Annotated[
-        str | None, typer.Option(help="Draft model; by default the target without some layers.")
-    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model; by default the target without some layers.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    tokens: Annotated[int, typer.Option(min=3, help="Tokens per prompt.")] = 128,
+    tokens: Annotated[int, typer.Option(min=3, help="Tokens per prompt.")] = 48,
     repeats: Annotated[int, typer.Option(min=1, help="A B B A rounds per comparison.")] = 3,
     k: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 5,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts, taken in turn from our suites.")] = 4,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts, taken in turn from our suites.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
 ) -> None:
     """Measure spectune's decoding against transformers' on this machine."""

@@ -91,9 +91,7 @@ def measure_copy_bandwidth(device: str, *, bytes_: int | None = None, seconds: f
     cuda = src.device.type == "cuda"
     # Triton launches on the current device, whatever its tensors say.
     with torch.cuda.device(src.device) if cuda else nullcontext():
-        streams, notes = (
-            _cuda_streams(src, dst) if cuda else (_cpu_streams(src, dst), _cache_notes(buffer_bytes))
-        )
+        streams, notes = _cuda_streams(src, dst) if cuda else (_cpu_streams(src, dst), _cache_notes(buffer_bytes))
         rates = tuple(
             Rate(method, writes, 2 * buffer_bytes if both else buffer_bytes, _time_runs(run, src, seconds))
             for method, writes, both, run in streams

@@ -122,9 +122,7 @@ def _threads() -> Check:
     detail = f"torch uses {threads} threads on {usable_cores} usable cores"
     if threads <= usable_cores:
         return Check("threads", "ok", detail)
-    return Check(
-        "threads", "warn", detail, f"OMP_NUM_THREADS={usable_cores}: more threads than cores are slower"
-    )
+    return Check("threads", "warn", detail, f"OMP_NUM_THREADS={usable_cores}: more threads than cores are slower")
 
 
 def _nvml() -> Check:
@@ -135,9 +133,7 @@ def _nvml() -> Check:
     driver = text(try_call(nvml, "nvmlSystemGetDriverVersion"))
     count = try_call(nvml, "nvmlDeviceGetCount")
     nvml.close()
-    return Check(
-        "nvml", "ok", f"driver {driver or 'unknown'}, {count if count is not None else 'unknown'} GPUs"
-    )
+    return Check("nvml", "ok", f"driver {driver or 'unknown'}, {count if count is not None else 'unknown'} GPUs")
 
 
 def _gpu_readings(device: str, window: Callable[[], None] | None) -> list[Check]:

@@ -93,9 +93,7 @@ def pooled(members: Sequence[Profile]) -> Rates:
     return batches[0] if len(batches) == 1 else over_batches(batches)
 
 
-def _advise(
-    suite: str | None, batch: int | None, places: Sequence[Place], usable: Sequence[Profile]
-) -> Advice:
+def _advise(suite: str | None, batch: int | None, places: Sequence[Place], usable: Sequence[Profile]) -> Advice:
     inside = [p for p in usable if (p.spec.suite, p.spec.batch) in places]
     measured = _distinct((p.spec.suite, p.spec.batch) for p in inside)
     members = {c: [p for p in inside if p.config == c] for c in _distinct(p.config for p in inside)}

@@ -33,9 +33,7 @@ class Flags:
     notes: tuple[str, ...] = ()
 
 
-def flags(
-    choice: Config | None, *, temperature: float = 0.0, engine: EngineName | None = None
-) -> tuple[Flags, ...]:
+def flags(choice: Config | None, *, temperature: float = 0.0, engine: EngineName | None = None) -> tuple[Flags, ...]:
     """The settings for `engine`, or for every engine. For OFF there are none: leave speculation out."""
     wanted = ENGINES if engine is None else (engine,)
     return tuple(_FORMS[name](choice, temperature) for name in wanted)

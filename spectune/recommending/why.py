@@ -78,9 +78,7 @@ def _numbers(members: Sequence[Profile]) -> list[str]:
     length = span(lambda p: p.acceptance.acceptance_length)
     drafted = span(lambda p: p.acceptance.drafted_per_round)
     if length and drafted:
-        sentences.append(
-            f"Acceptance length {length} (bonus included) at {drafted} drafted tokens per round."
-        )
+        sentences.append(f"Acceptance length {length} (bonus included) at {drafted} drafted tokens per round.")
     cost = span(lambda p: p.timing.cost_ratio)
     if cost:
         sentences.append(f"A draft step costs {cost} of a target step (T_d/T_t).")

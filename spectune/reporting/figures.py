@@ -73,10 +73,7 @@ def _by_batch(profiles: Sequence[Profile]) -> Figure:
         for name in _distinct(_line_name(p) for p in inside):
             own = [p for p in inside if _line_name(p) == name]
             batches = sorted({p.spec.batch for p in own})
-            best = [
-                max((p for p in own if p.spec.batch == b), key=lambda p: p.speedup.value or 0)
-                for b in batches
-            ]
+            best = [max((p for p in own if p.spec.batch == b), key=lambda p: p.speedup.value or 0) for b in batches]
             _speedup_line(axes, batches, best, name, colours)
         axes.set_xscale("log", base=2)
         _whole_numbers(axes, [p.spec.batch for p in inside])
@@ -143,11 +140,7 @@ def _svg(prefix: str, items: Sequence[Any], panel: Callable[[Axes, Any], None], 
         _style(axes)
         if n % columns == 0:
             axes.set_ylabel(ylabel)
-    entries = {
-        label: line
-        for axes in grid.flat
-        for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
+    entries = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(
         list(entries.values()),
         list(entries),

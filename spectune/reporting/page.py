@@ -23,9 +23,7 @@ def render(summary: Summary) -> str:
     from markupsafe import Markup
 
     folder = files("spectune") / "reports"
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(fmt=form, verdict_line=verdict_line, quality_line=quality_line)
     template = environment.from_string((folder / "report.html").read_text(encoding="utf-8"))
     figures, figures_note = draw(summary.profiles)

@@ -23,9 +23,7 @@ def write(path: Path, content: str | bytes) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise SpectuneError(
-            f"cannot write {path}: {error.strerror or error}", "name another file with -o"
-        ) from error
+        raise SpectuneError(f"cannot write {path}: {error.strerror or error}", "name another file with -o") from error
 
 
 def write_beside_run(path: Path, content: str) -> None:

@@ -70,9 +70,7 @@ def recommendation_document(summary: Summary) -> dict[str, Any]:
         "by_suite": [_advice(a) for a in found.by_suite],
         "by_suite_and_batch": [_advice(a) for a in found.by_place],
         "flags": [asdict(f) for f in summary.flags],
-        "flags_by_batch": {
-            str(batch): [asdict(f) for f in own] for batch, own in summary.batch_flags.items()
-        },
+        "flags_by_batch": {str(batch): [asdict(f) for f in own] for batch, own in summary.batch_flags.items()},
         "excluded": [{"key": e.key, **place(e.spec), "reason": e.reason} for e in found.excluded],
         "failed": summary.failed_rows,
         "warnings": _warnings(summary),

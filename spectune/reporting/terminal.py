@@ -129,9 +129,7 @@ def _table(title: str, columns: Sequence[str], *, left: Sequence[str]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(Text(column), justify="left" if column in left else "right", overflow="fold")
     return table

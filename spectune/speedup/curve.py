@@ -91,9 +91,7 @@ def _descend(
         sides = np.where(best > 0.5, -_DELTA, _DELTA)
         jacobian = (residuals(best + np.diag(sides)) - at).T / sides
         normal = jacobian.T @ jacobian
-        step = np.linalg.solve(
-            normal + damping * (np.diag(np.diag(normal)) + 1e-12 * np.eye(2)), jacobian.T @ at
-        )
+        step = np.linalg.solve(normal + damping * (np.diag(np.diag(normal)) + 1e-12 * np.eye(2)), jacobian.T @ at)
         tried = np.clip(best - step, 0.0, (1.0, LARGEST_G))
         there = residuals(tried[None])[0]
         if there @ there < at @ at:
@@ -108,9 +106,7 @@ def _descend(
     return (float(best[0]), float(best[1])), math.sqrt(float(at @ at))
 
 
-def _lengths(
-    a: NDArray[np.float64], g: NDArray[np.float64], offered: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _lengths(a: NDArray[np.float64], g: NDArray[np.float64], offered: NDArray[np.float64]) -> NDArray[np.float64]:
     """[parameters, points]: the acceptance length of each point under each (a, g)."""
     positions = np.arange(offered.shape[1])
     each = np.minimum(1.0, a[:, None] * g[:, None] ** positions)  # [parameters, K]

@@ -187,9 +187,7 @@ def _card(p: Profile) -> tuple[float | None, str | None]:
     if timed.cost_ratio is None:
         return None, "the time of a draft or target step is unknown or zero"
     steps = 1.0 if timed.draft_steps == 0 else None
-    return card_speedup(
-        counted.acceptance_rate, counted.drafted_per_round, timed.cost_ratio, steps=steps
-    ), None
+    return card_speedup(counted.acceptance_rate, counted.drafted_per_round, timed.cost_ratio, steps=steps), None
 
 
 def _quality(pairs: Sequence[tuple[float | None, float | None]]) -> Quality:

@@ -61,9 +61,7 @@ def profile(cell: CellResult) -> Profile:
     speedup = estimate(rates)
     if excluded:
         speedup = Estimate(None, None, None, "CAN'T TELL", rates.prompts, rates.repeats, excluded)
-    return Profile(
-        cell, counted, timed, rates, speedup, excluded, (*cell.warnings, *_notes(counted, timed, rates))
-    )
+    return Profile(cell, counted, timed, rates, speedup, excluded, (*cell.warnings, *_notes(counted, timed, rates)))
 
 
 def _excluded(cell: CellResult) -> str | None:

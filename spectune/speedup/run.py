@@ -90,9 +90,7 @@ def find_run(path: Path | None, folder: Path = Path("runs")) -> Path:
         return path
     runs = [p.parent for p in folder.glob(f"*/{RUN_FILE}")]
     if not runs:
-        raise UsageError(
-            f"there is no run in ./{folder}", "name one, for example `spectune recommend runs/NAME`"
-        )
+        raise UsageError(f"there is no run in ./{folder}", "name one, for example `spectune recommend runs/NAME`")
     return max(runs, key=lambda run: ((run / RUN_FILE).stat().st_mtime, run.name))
 
 

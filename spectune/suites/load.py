@@ -34,9 +34,7 @@ def load_suite(
     suite, _ = inspect_suite(name_or_path, column=column)
     chosen = select(suite.prompts, categories=categories, limit=limit, sample_seed=sample_seed)
     short = limit is not None and len(chosen) < limit
-    notes = (
-        (*suite.notes, f"{limit} prompts were asked for, there are {len(chosen)}") if short else suite.notes
-    )
+    notes = (*suite.notes, f"{limit} prompts were asked for, there are {len(chosen)}") if short else suite.notes
     return Suite(suite.name, suite.source, chosen, notes)
 
 
@@ -45,9 +43,7 @@ def inspect_suite(name_or_path: str | Path, *, column: str | None = None) -> tup
     place = _find(str(name_or_path))
     reading = read_prompts(place.path, column=column, label=place.label)
     if not reading.prompts:
-        raise UsageError(
-            f"{place.label}: no usable prompt", "; ".join(reading.notes) or "the file has no rows"
-        )
+        raise UsageError(f"{place.label}: no usable prompt", "; ".join(reading.notes) or "the file has no rows")
     return Suite(place.name, place.source, reading.prompts, reading.notes), reading
 
 
@@ -72,6 +68,4 @@ def _find(name: str) -> _Place:
         return _Place(stem(path), name, path, name)
     close = get_close_matches(name, known, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
-    raise UsageError(
-        f"no suite {name!r}", f"{meant}the suites are {', '.join(known)}; or give the path of a file"
-    )
+    raise UsageError(f"no suite {name!r}", f"{meant}the suites are {', '.join(known)}; or give the path of a file")

@@ -66,9 +66,7 @@ def read_config(path: Path) -> dict[str, Any]:
         if key not in kinds:
             close = get_close_matches(key, kinds, n=1)
             meant = f"did you mean {close[0]}? " if close else ""
-            raise UsageError(
-                f"{path}: no option {spelling!r}", f"{meant}known are {', '.join(sorted(kinds))}"
-            )
+            raise UsageError(f"{path}: no option {spelling!r}", f"{meant}known are {', '.join(sorted(kinds))}")
         if key in chosen:
             raise UsageError(f"{path}: {key} stands there twice, with - and with _")
         chosen[key] = value

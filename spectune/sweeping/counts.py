@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 from spectune.errors import UsageError
 
-LARGEST = (
-    4096  # beyond any K or batch in use; keeps a typing error such as 1-80000000 from filling the memory
-)
+LARGEST = 4096  # beyond any K or batch in use; keeps a typing error such as 1-80000000 from filling the memory
 _ITEM = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 

@@ -41,9 +41,7 @@ class TimeLeft:
             return None
         pace = {batch: self._seconds[batch] / tokens for batch, tokens in self._tokens.items()}
         usual = sum(self._seconds.values()) / sum(self._tokens.values())
-        return sum(
-            planned_tokens(spec, self._suites[spec.suite]) * pace.get(spec.batch, usual) for spec in remaining
-        )
+        return sum(planned_tokens(spec, self._suites[spec.suite]) * pace.get(spec.batch, usual) for spec in remaining)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +101,7 @@ def _is_part_of(target: ModelInfo, drafter: ModelInfo) -> bool:
     return drafter.digest.startswith(f"{target.digest}/")
 
 
-def _kv_bytes(
-    spec: CellSpec, requests: Sequence[Request], target: ModelInfo, drafter: ModelInfo | None
-) -> int:
+def _kv_bytes(spec: CellSpec, requests: Sequence[Request], target: ModelInfo, drafter: ModelInfo | None) -> int:
     longest = max(len(r.token_ids) + r.max_new_tokens for r in requests) + spec.k
     per_token = target.kv_bytes_per_token
     if drafter is not None and not _is_part_of(target, drafter):

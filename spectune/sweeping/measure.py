@@ -47,9 +47,7 @@ def measure_cell(
     passes = []
     with gauge.watch():
         for order, (repeat, mode) in enumerate(pass_order(spec)):
-            done = engine.run_pass(
-                spec, requests.requests, mode=mode, repeat=repeat, order=order, on_tokens=on_tokens
-            )
+            done = engine.run_pass(spec, requests.requests, mode=mode, repeat=repeat, order=order, on_tokens=on_tokens)
             check_counts(spec, requests.requests, done)
             passes.append(done)
     bandwidth, doubts = gauge.assess(spec, passes)
@@ -122,9 +120,7 @@ def check_counts(spec: CellSpec, requests: Sequence[Request], done: PassResult) 
                 f"after {rounds} rounds with {accepted} accepted"
             )
         if any(c.drafted > largest for c in result.rounds):
-            raise SpectuneError(
-                f"miscounted: {result.id} ({done.mode}) drafted more than {largest} in a round"
-            )
+            raise SpectuneError(f"miscounted: {result.id} ({done.mode}) drafted more than {largest} in a round")
         if result.output_tokens > limits[result.id]:
             raise SpectuneError(
                 f"miscounted: {result.id} has {result.output_tokens} tokens, its limit is {limits[result.id]}"

@@ -30,9 +30,7 @@ def check_free(directory: RunDirectory, *, resume: bool, again: str) -> None:
     """Raises UsageError if a new run cannot start in the folder. `again` is the command that resumes it."""
     foreign = directory.foreign_files()
     if foreign:
-        raise UsageError(
-            f"{directory.path} is no run and not empty (it holds {foreign[0]})", "choose another --output"
-        )
+        raise UsageError(f"{directory.path} is no run and not empty (it holds {foreign[0]})", "choose another --output")
     if directory.exists() and not resume:
         raise UsageError(f"{directory.path} holds a run already", again)
 
@@ -68,9 +66,7 @@ def open_run(
         added = tuple(spec for spec in info.plan if spec.key not in known)
         if added:
             drafters = {**there.drafters, **info.drafters}
-            directory.write_info(
-                there.model_copy(update={"plan": (*there.plan, *added), "drafters": drafters})
-            )
+            directory.write_info(there.model_copy(update={"plan": (*there.plan, *added), "drafters": drafters}))
         return notes
 
 

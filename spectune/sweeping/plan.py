@@ -62,9 +62,7 @@ def choose_rule(wanted: str | None, sampling: Sampling) -> Rule:
     """Greedy at temperature 0; above it, speculative sampling unless another rule is wanted."""
     if sampling.greedy:
         if wanted not in (None, "greedy"):
-            raise UsageError(
-                f"rule {wanted!r} needs a temperature above 0", "leave --rule out, or add --temperature 1"
-            )
+            raise UsageError(f"rule {wanted!r} needs a temperature above 0", "leave --rule out, or add --temperature 1")
         return "greedy"
     match wanted:
         case None | "speculative":

@@ -151,8 +151,6 @@ def _read(path: Path, kind: type[_Record]) -> _Record:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UsageError(
-            f"{path} cannot be read: {place}: {first['msg']}"
-            if place
-            else f"{path} cannot be read: {first['msg']}",
+            f"{path} cannot be read: {place}: {first['msg']}" if place else f"{path} cannot be read: {first['msg']}",
             "it was written by another version or changed by hand; remove it to measure it again",
         ) from None

@@ -30,8 +30,7 @@ def as_json(outcome: SweepOutcome) -> dict[str, Any]:
         "cells": len(outcome.plan),
         "finished": len(outcome.results),
         "failed": [
-            {**_place(f.spec), "key": f.key, "reason": f.reason, "message": f.message}
-            for f in outcome.failures
+            {**_place(f.spec), "key": f.key, "reason": f.reason, "message": f.message} for f in outcome.failures
         ],
         "elsewhere": list(outcome.elsewhere),
         "results": [
@@ -57,7 +56,14 @@ def as_table(outcome: SweepOutcome) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD)
     for column in _COLUMNS:
-        table.add_column(column, justify="left" if column in ("suite", "draft") else "right", overflow="fold")
+        is_name = column in ("suite", "draft")
+        # Names may take what 80 columns leave; a longer path folds.
+        table.add_column(
+            column,
+            justify="left" if is_name else "right",
+            overflow="fold",
+            min_width=16 if column == "draft" else None,
+        )
     rows = {r.key: _result_row(r) for r in outcome.results}
     rows |= {f.key: [*map(str, _place(f.spec).values()), f"failed: {f.reason}"] for f in outcome.failures}
     for spec in outcome.plan:
@@ -73,9 +79,7 @@ def as_text(outcome: SweepOutcome) -> str:
     assert needs is not None
     time = "unknown" if needs.seconds is None else f"at least {duration(needs.seconds)}"
     memory = _size(needs.weight_bytes + needs.kv_bytes)
-    parts = (
-        f"weights {_size(needs.weight_bytes)}, key-value cache of the largest cell {_size(needs.kv_bytes)}"
-    )
+    parts = f"weights {_size(needs.weight_bytes)}, key-value cache of the largest cell {_size(needs.kv_bytes)}"
     return "\n".join(
         (
             *(f"{spec.key}  {describe(spec)}" for spec in outcome.plan),

@@ -48,9 +48,7 @@ def _unstable(batch: int, passes: Sequence[PassResult], mode: str) -> str | None
     if len(rates) < 2 or max(rates) - min(rates) <= UNSTABLE * median(rates):
         return None
     spread = (max(rates) - min(rates)) / median(rates)
-    return (
-        f"unstable: {mode} decoding varied by {spread:.0%} between repeats; keep the machine free and repeat"
-    )
+    return f"unstable: {mode} decoding varied by {spread:.0%} between repeats; keep the machine free and repeat"
 
 
 def _nothing_drafted(passes: Sequence[PassResult]) -> str | None:
