@@ -133,7 +133,7 @@ def test_targets_whose_state_cannot_roll_back_are_refused_with_a_reason(config_c
 
 
 def test_a_missing_model_is_one_line_with_the_fix():
-    with pytest.raises(UsageError, match="no model folder at ./nowhere"):
+    with pytest.raises(UsageError, match=r"no model folder at \./nowhere"):
         load("./nowhere", device=torch.device("cpu"), dtype=torch.float32)
 
 

@@ -44,7 +44,7 @@ class DecodeSettings:
 
     schedule: KSchedule
     rule: Rule = "speculative"
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
 
 
 @dataclass(slots=True)

@@ -153,7 +153,7 @@ class Reading(Record):
 
 
 class Bandwidth(Record):
-    """Bytes a round must read, and how that compares with the device's peak. MBU above 1 is a warning, never clipped."""
+    """Bytes a round must read, against the device's peak. MBU above 1 is a warning, never clipped."""
 
     bytes_per_plain_step: Count
     bytes_per_round: Count
