@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -33,11 +34,11 @@ def reference(loaded: Loaded, prompt: Sequence[int], max_new_tokens: int, **sett
     """Greedy `generate` of transformers with its own attention and cache."""
     from transformers import AutoModelForCausalLM
 
-    model = _REFERENCES.get(id(loaded))
-    if model is None:
-        where = loaded.model.model.name_or_path
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=loaded.model.model.dtype).eval()
-        _REFERENCES[id(loaded)] = model
+    key = (loaded.model.model.name_or_path, loaded.model.model.dtype)
+    if key not in _REFERENCES:
+        where, dtype = key
+        _REFERENCES[key] = AutoModelForCausalLM.from_pretrained(where, dtype=dtype).eval()
+    model = _REFERENCES[key]
     ids = torch.tensor([list(prompt)])
     with torch.inference_mode():
         out = model.generate(
@@ -51,7 +52,7 @@ def reference(loaded: Loaded, prompt: Sequence[int], max_new_tokens: int, **sett
     return out[0, len(prompt) :].tolist()
 
 
-_REFERENCES: dict[int, object] = {}
+_REFERENCES: dict[tuple[str, torch.dtype], Any] = {}
 
 
 def drafter_of(loaded: Loaded, name: str):
