@@ -120,3 +120,9 @@ def test_the_command_prints_the_text_and_a_line_of_counts(folder):
     assert result.exit_code == 0, result.output
     line = " ".join(result.stdout.split())
     assert "11 tokens in 2 rounds, 8 of 8 drafted tokens accepted, acceptance length 5.00" in line
+
+
+def test_a_mistyped_drafter_gets_the_right_name_at_once(engine):
+    with pytest.raises(UsageError, match="no drafter 'ngrm'") as error:
+        run(engine, draft="ngrm")
+    assert "ngram" in error.value.hint

@@ -95,7 +95,7 @@ def test_a_warning_of_many_cells_is_printed_once(spectune, tmp_path):
     run = write_run(tmp_path / "w", [cell(k=k, warnings=(f"unstable: {k}0%; repeat",)) for k in (1, 2, 4)])
     _, out, _ = spectune("recommend", run)
     assert out.count("unstable") == 1
-    assert "warning in 3 of 3 cells: unstable: 10%; repeat" in out
+    assert "warning in 3 of 3 cells: unstable: for instance, 10%; repeat" in out
 
 
 def test_names_are_printed_as_they_are_and_control_characters_are_not(spectune, tmp_path):

@@ -41,7 +41,8 @@ def generate(
         ),
     ] = False,
     rule: Annotated[
-        str, typer.Option(help="How sampled drafts are accepted: speculative, block or match.")
+        str,
+        typer.Option(help="How sampled drafts are accepted: speculative, block or match (greedy decoding needs none)."),
     ] = "speculative",
     seed: Annotated[int, typer.Option(help="Seed of the sampled tokens.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
@@ -137,7 +138,8 @@ def _print_counts(console: Console, result: Generated) -> None:
         f"{len(result.token_ids)} tokens in {result.rounds} rounds"
         f", {result.accepted} of {result.drafted} drafted tokens accepted"
         + (f", acceptance length {length:.2f}" if length else "")
-        + f", {result.seconds:.2f} s, finish: {result.finish_reason}"
+        + f", {result.seconds:.2f} s ({len(result.token_ids) / result.seconds:.1f} tokens/s, loading not counted)"
+        f", finish: {result.finish_reason}"
     )
     console.print()
     console.print(line, style="dim", markup=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -13,6 +15,8 @@ from spectune.decoding.model_drafter import ModelDrafter
 from spectune.decoding.ngram import MAX_NGRAM, MIN_NGRAM, NgramDrafter
 from spectune.errors import UsageError
 from spectune.sweeping.cell import ModelInfo
+
+KINDS = ("ngram", "early-exit", "layer-skip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,9 @@ def build_drafter(
         if max(skipped) >= target.info.layers:
             raise UsageError(f"{name!r}: the target's layers are 0 to {target.info.layers - 1}")
         return _self_speculative(name, target, [i for i in range(target.info.layers) if i not in skipped])
+    close = difflib.get_close_matches(kind, KINDS, n=1)
+    if close and "/" not in name and not Path(name).is_dir():
+        raise UsageError(f"no drafter {name!r}", f"did you mean {close[0]}? A model folder here is written ./{name}")
     loaded = load(name, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
     notes: tuple[str, ...] = ()
     if loaded.model.vocab_size != target.model.vocab_size:

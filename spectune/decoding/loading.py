@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ def load(
     hub: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries say nothing the error will not
     try:
         config = AutoConfig.from_pretrained(where, **hub)
         _refuse_recurrent(name, config)
@@ -101,7 +103,9 @@ def load(
         )
     except (OSError, ValueError, ImportError, KeyError) as error:
         first_line = str(error).strip().split("\n")[0]
-        raise UsageError(f"cannot load {name!r}: {first_line}") from error
+        raise UsageError(
+            f"cannot load {name!r}: {first_line}", "check the name; without a network, name a model folder instead"
+        ) from error
     model = model.eval().requires_grad_(False).to(device)
     causal = lean(CausalModel(model, device))
     kv_bytes = _check_decodes(name, causal)

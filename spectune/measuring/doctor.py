@@ -207,7 +207,9 @@ def _hub() -> Check:
     offline = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if _is_set(name)]
     if offline:
         return Check("hub", "ok", f"offline ({' and '.join(offline)}): only local models and the cache")
-    return Check("hub", "ok", "online: models named by hub id are downloaded when missing")
+    return Check(
+        "hub", "ok", "offline mode is not set: models named by hub id are downloaded when missing (not tried here)"
+    )
 
 
 def _is_set(name: str) -> bool:

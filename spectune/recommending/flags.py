@@ -54,7 +54,7 @@ def ngram_lengths(drafter: str) -> tuple[int, int]:
 def _vllm(choice: Config | None, temperature: float) -> Flags:
     version = "vLLM 0.32"
     if choice is None:
-        return Flags("vllm", version, None, ("Leave --speculative-config out; 0 tokens are refused.",))
+        return Flags("vllm", version, None, ("Leave --speculative-config out: vLLM refuses num_speculative_tokens 0.",))
     kind = method(choice.drafter)
     settings: dict[str, object]
     if kind == "draft-model":

@@ -160,7 +160,9 @@ def _print_trouble(summary: Summary, console: Console) -> None:
             seen.setdefault(note.partition(":")[0], []).append(note)
     for notes in seen.values():
         cells = f"{len(notes)} of {len(summary.profiles)} cells"
-        _line(console, f"warning in {cells}: {notes[0]}", "yellow")
+        name, _, text = notes[0].partition(": ")
+        example = text if len(set(notes)) == 1 else f"for instance, {text}"
+        _line(console, f"warning in {cells}: {name}: {example}", "yellow")
 
 
 def _print_failed(summary: Summary, console: Console) -> None:

@@ -22,7 +22,10 @@ def card_text(card: TheoryCard) -> str:
         )
         drafts = [draft for draft in card.drafts if draft.batch == plain.batch]
         free = dict.fromkeys(draft.drafter for draft in drafts if draft.cost_ratio == 0)
-        lines += [f"    {name}: drafting reads no weights, so every accepted token pays" for name in free]
+        lines += [
+            f"    {name}: drafting reads no weights; every accepted token pays where verifying costs one plain step"
+            for name in free
+        ]
         lines += [
             f"    {draft.drafter}, K {draft.k}: {_verdict(draft.cost_ratio, draft.break_even_acceptance)}"
             for draft in drafts
