@@ -92,6 +92,10 @@ def generate(
     Raises:
         UsageError: a model, drafter or prompt that cannot be used.
     """
+    if isinstance(stop, str):
+        stop = (stop,)
+    if not all(stop):
+        raise UsageError("a stop string must not be empty")
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     if not prompts:
         raise UsageError("there is no prompt to decode")
@@ -204,10 +208,10 @@ def sweep(
     """
     return run(
         SweepOptions(
-            drafts=tuple(drafts),
+            drafts=(drafts,) if isinstance(drafts, str) else tuple(drafts),
             ks=parse_counts(k, "k"),
             batches=parse_counts(batch, "batch"),
-            suites=tuple(str(s) for s in suites),
+            suites=(suites,) if isinstance(suites, str) else tuple(str(s) for s in suites),
             **options,
         ),
         engine=engine,

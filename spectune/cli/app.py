@@ -65,3 +65,8 @@ def main() -> None:
         # The reader of our output has gone (`spectune … | head`); nothing is wrong.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        if os.environ.get("SPECTUNE_DEBUG"):
+            raise
+        print(f"spectune: error: {error}", file=sys.stderr)
+        sys.exit(4)

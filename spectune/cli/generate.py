@@ -23,7 +23,7 @@ def generate(
     draft: Annotated[
         str, typer.Option(help="ngram, early-exit:N, layer-skip:A-B, a model folder or hub id, or none.")
     ] = "ngram",
-    k: Annotated[int, typer.Option("--k", min=0, help="Tokens drafted per round.")] = 4,
+    k: Annotated[int, typer.Option("--k", min=0, max=4096, help="Tokens drafted per round.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest output.")] = 128,
     chat: Annotated[
         bool | None, typer.Option("--chat/--no-chat", help="Chat template (default: if the model has one).")
@@ -71,7 +71,13 @@ def generate(
 
     if rule not in get_args(Rule):
         raise UsageError(f"no rule {rule!r}", f"the rules are {', '.join(get_args(Rule))}")
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = prompt
+    if prompt == "-":
+        if sys.stdin is None:
+            raise UsageError("standard input is closed", "give the prompt as an argument")
+        text = sys.stdin.read()
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise UsageError("the prompt is not valid UTF-8")
     given = {
         "temperature": temperature,
         "top_k": top_k,

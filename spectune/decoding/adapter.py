@@ -144,7 +144,9 @@ class CausalModel:
         config = model.config.get_text_config()
         self.config = config
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
-        self.max_context: int = getattr(config, "max_position_embeddings", None) or 1 << 20
+        self.max_context: int = min(
+            getattr(config, "max_position_embeddings", None) or 1 << 20, _constant_rope_context(config)
+        )
         # Layer indices stay those of the full model even when only some layers run.
         self.cache = RowCache(1 + max(_layer_indices(model)))
         # 5.24 renamed the argument; older versions know it as past_key_values.
@@ -174,6 +176,8 @@ class CausalModel:
             return_dict=True,
             **arguments,
         )
+        # The model outlives the run; its cache must not.
+        self.cache.store = KVStore(0, 0)
         return output.logits
 
     def subset(self, layers: Sequence[int]) -> CausalModel:
@@ -198,6 +202,19 @@ class CausalModel:
             if child is stack:
                 setattr(base, name, nn.ModuleList(stack[i] for i in wanted))
         return CausalModel(model, self.device)
+
+
+def _constant_rope_context(config: Any) -> int:
+    """Positions up to which the rotary frequencies are constant.
+
+    LongRoPE and dynamic scaling change all frequencies with the longest position of a forward: beyond the original
+    context a row's result would depend on its batch mates and cached keys would be stale.
+    """
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope.get("rope_type", rope.get("type")) not in ("longrope", "dynamic"):
+        return 1 << 30
+    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    return int(original or config.max_position_embeddings)
 
 
 def _shallow(module: nn.Module) -> Any:

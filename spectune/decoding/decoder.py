@@ -108,6 +108,8 @@ class Decoder:
         Raises:
             UsageError: an empty prompt, a prompt that fills the context, or a token id outside the vocabulary.
         """
+        if batch < 1:
+            raise UsageError(f"batch must be 1 or more, not {batch}")
         began = time.perf_counter()
         run = Run([Generation(r.id, len(r.token_ids)) for r in requests])
         waiting = deque(zip(requests, run.generations, strict=True))
@@ -121,9 +123,9 @@ class Decoder:
             rows, self.target.vocab_size, self.settings.sampling.repetition_penalty, self.target.device
         )
         if self.drafter:
+            self.drafter.start(rows, self.store.capacity)
             if isinstance(self.drafter, ModelDrafter) and self.drafter.shares_target_cache:
                 self.drafter.adopt(self.store)
-            self.drafter.start(rows, self.store.capacity)
         self.slots = []
         clock = make_clock(self.target.device, self.drafter.device if self.drafter else None)
         while waiting or self.slots:
@@ -137,6 +139,10 @@ class Decoder:
             if self.on_round:
                 self.on_round(self, trace)
         run.wall_seconds = time.perf_counter() - began
+        # A decoder may be kept; the caches of a finished run need not be.
+        self.store = KVStore(0, 0)
+        if self.drafter:
+            self.drafter.start(0, 0)
         return run
 
     def _limit(self, request: Request) -> int:

@@ -82,7 +82,7 @@ def _ngram(name: str, argument: str) -> NgramDrafter:
 
 
 def _whole_number(name: str, text: str) -> int:
-    if not text.isdecimal():
+    if not (text.isascii() and text.isdecimal() and len(text) < 6):
         raise UsageError(f"drafter {name!r} needs a whole number where {text!r} stands", "for example early-exit:8")
     return int(text)
 

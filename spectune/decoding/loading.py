@@ -16,7 +16,7 @@ from spectune.decoding.adapter import ATTENTION, CausalModel
 from spectune.decoding.cache import KVStore, Step
 from spectune.decoding.demo import DEMO_NAME, demo_folder
 from spectune.decoding.lean import lean
-from spectune.errors import UsageError
+from spectune.errors import SpectuneError, UsageError
 from spectune.sweeping.cell import ModelInfo, Sampling
 
 _SAMPLE_BYTES = 1 << 20
@@ -101,7 +101,9 @@ def load(
         model = AutoModelForCausalLM.from_pretrained(
             where, config=config, dtype=dtype, attn_implementation=ATTENTION, **hub
         )
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except (SpectuneError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever a damaged file or a foreign architecture raises, the model is at fault
         first_line = str(error).strip().split("\n")[0]
         raise UsageError(
             f"cannot load {name!r}: {first_line}", "check the name; without a network, name a model folder instead"

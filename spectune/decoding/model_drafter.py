@@ -41,7 +41,7 @@ class ModelDrafter:
 
     def start(self, rows: int, capacity: int) -> None:
         self.cached = [0] * rows
-        if not self.shares_target_cache:
+        if rows == 0 or not self.shares_target_cache:
             self.store = KVStore(rows, min(capacity, self.model.max_context))
 
     def adopt(self, store: KVStore) -> None:

@@ -18,6 +18,7 @@ class Request:
     token_ids: tuple[int, ...]
     max_new_tokens: int
     seed: int
+    repeats: str | None = None  # the id of the prompt that this one repeats to fill the batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,11 +153,13 @@ class NativeEngine:
             decoder.on_round = lambda _, trace: on_tokens(trace.emitted)
         run = decoder.decode(requests, spec.batch)
         self._outputs |= {g.digest: g.tokens for g in run.generations}
-        return to_pass(run, mode=mode, repeat=repeat, order=order)
+        return to_pass(run, requests, mode=mode, repeat=repeat, order=order)
 
     def difference(self, spec: CellSpec, request: Request, outputs: tuple[str, str]) -> Difference:
         first, second = (self._outputs[digest] for digest in outputs)
-        return find_difference(self.loaded.model, request, first, second, width=spec.k + 1)
+        return find_difference(
+            self.loaded.model, request, first, second, width=spec.k + 1, batch=spec.batch, sampling=spec.sampling
+        )
 
     def _decoder(self, spec: CellSpec, *, speculative: bool) -> Decoder:
         drafter: Drafter | None = self.built(spec.drafter).drafter if speculative else None
@@ -183,14 +185,23 @@ def _fill(requests: list[Request], batch: int) -> list[Request]:
     filled = list(requests)
     turn = 2
     while len(filled) < batch:
-        filled += [
-            Request(f"{r.id}#{turn}", r.token_ids, r.max_new_tokens, request_seed(r.seed, f"#{turn}")) for r in requests
-        ]
+        for r in requests:
+            name, seed = _unused(f"{r.id}#{turn}", filled), request_seed(r.seed, f"#{turn}")
+            filled.append(Request(name, r.token_ids, r.max_new_tokens, seed, repeats=r.id))
         turn += 1
     return filled
 
 
-def to_pass(run: Run, *, mode: Literal["plain", "speculative"], repeat: int, order: int) -> PassResult:
+def _unused(name: str, requests: Sequence[Request]) -> str:
+    taken = {r.id for r in requests}
+    while name in taken:
+        name += "#"
+    return name
+
+
+def to_pass(
+    run: Run, requests: Sequence[Request], *, mode: Literal["plain", "speculative"], repeat: int, order: int
+) -> PassResult:
     """The decoder's run as a cell file keeps it."""
     return PassResult(
         mode=mode,
@@ -198,15 +209,16 @@ def to_pass(run: Run, *, mode: Literal["plain", "speculative"], repeat: int, ord
         order=order,
         wall_seconds=run.wall_seconds,
         target_forwards=run.target_forwards,
-        requests=tuple(_to_request(g) for g in run.generations),
+        requests=tuple(_to_request(g, r.repeats) for g, r in zip(run.generations, requests, strict=True)),
         times=round_times([t for t in run.trace if t.full]),
     )
 
 
-def _to_request(generation: Generation) -> RequestResult:
+def _to_request(generation: Generation, repeats: str | None) -> RequestResult:
     counts = Counter((r.drafted, r.accepted) for r in generation.rounds)
     return RequestResult(
         id=generation.id,
+        repeats=repeats,
         prompt_tokens=generation.prompt_tokens,
         output_tokens=len(generation.tokens),
         finish_reason=generation.finish_reason,

@@ -96,7 +96,8 @@ class RequestResult(Record):
     sum(full_tokens) * B / sum(full_seconds) is the pass's decode throughput.
     """
 
-    id: str  # prompt id; repeated prompts get "#2", "#3", … appended
+    id: str  # unique within the pass
+    repeats: str | None = None  # the prompt id, where the prompt is repeated to fill the batch
     prompt_tokens: Annotated[int, Field(ge=1)]
     output_tokens: Annotated[int, Field(ge=1)]
     finish_reason: Literal["stop", "length", "context"]
@@ -109,7 +110,7 @@ class RequestResult(Record):
 
     @property
     def prompt_id(self) -> str:
-        return self.id.split("#", 1)[0]
+        return self.id if self.repeats is None else self.repeats
 
 
 class RoundTimes(Record):

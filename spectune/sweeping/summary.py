@@ -17,7 +17,7 @@ from spectune.sweeping.sweep import SweepOutcome
 if TYPE_CHECKING:
     from rich.table import Table
 
-_COLUMNS = ("suite", "batch", "draft", "K", "speedup", "tokens/s", "plain", "AL", "accepted")
+_COLUMNS = ("suite", "batch", "draft", "K", "speedup", "tokens/s", "plain", "AL")
 
 
 def as_json(outcome: SweepOutcome) -> dict[str, Any]:
@@ -122,7 +122,6 @@ def _result_row(result: CellResult) -> list[str]:
         (found.speculative_tokens_per_second, "{:.1f}"),
         (found.plain_tokens_per_second, "{:.1f}"),
         (found.acceptance_length, "{:.2f}"),
-        (found.acceptance_rate, "{:.0%}"),
     )
     return [
         *map(str, _place(result.spec).values()),
