@@ -152,3 +152,32 @@ def test_only_chosen_experts_count_as_read(tmp_path):
 
 def test_kv_bytes_per_token_are_those_of_the_cache(tmp_path):
     assert load_tiny(save("llama", tmp_path)).info.kv_bytes_per_token == 3 * 2 * 2 * 16 * 4
+
+
+def test_rope_scaling_that_depends_on_the_longest_row_caps_the_context(tmp_path):
+    torch.manual_seed(0)
+    half = SMALL["hidden_size"] // SMALL["num_attention_heads"] // 2
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * half,
+        "long_factor": [4.0] * half,
+        "original_max_position_embeddings": 32,
+    }
+    config = transformers.Phi3Config(**SMALL, original_max_position_embeddings=32, rope_parameters=rope)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    loaded = load_tiny(tmp_path)
+    assert loaded.info.max_context == 32
+    prompts = random_prompts(4, lengths=(5, 23, 1))
+    plain = decode(loaded, None, prompts, k=0, batch=1, max_new_tokens=40)
+    run = decode(loaded, drafter_of(loaded, "early-exit:2"), prompts, k=4, batch=3, max_new_tokens=40)
+    assert tokens_of(run) == tokens_of(plain)
+    assert "context" in {g.finish_reason for g in run.generations}
+
+
+def test_a_damaged_weight_file_is_one_line(tmp_path):
+    folder = save("llama", tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UsageError, match="cannot load"):
+        load_tiny(folder)

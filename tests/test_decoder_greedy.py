@@ -224,12 +224,14 @@ def with_tokenizer(folder, size: int, swap: tuple[int, int] | None = None):
     """Put a word-level tokenizer of `size` entries beside a model."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
     from transformers import PreTrainedTokenizerFast
 
     names = [f"w{i}" for i in range(size)]
     if swap:
         names[swap[0]], names[swap[1]] = names[swap[1]], names[swap[0]]
     tokenizer = Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, unk_token=names[0]))
+    tokenizer.pre_tokenizer = Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=names[0]).save_pretrained(folder)
     return folder
 

@@ -10,6 +10,7 @@ from decoding_helpers import decode, drafter_of, random_prompts
 from spectune.decoding.stopping import StopRule
 from spectune.engines.difference import find_difference, first_difference
 from spectune.engines.engine import Request
+from spectune.sweeping.cell import Sampling
 
 
 def request_of(prompt: list[int]) -> Request:
@@ -67,3 +68,35 @@ def test_bfloat16_runs_differ_by_ties_only(tiny_folder, other_folder):
             if a.tokens != b.tokens
         ]
         assert all(d.is_tie for d in differing), [d for d in differing if not d.is_tie]
+
+
+@pytest.mark.parametrize(
+    ("rule", "sampling"),
+    [
+        ("greedy", Sampling(repetition_penalty=1.3)),
+        ("match", Sampling(temperature=1.0)),
+        ("match", Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.2)),
+    ],
+)
+def test_penalties_and_sampled_choices_in_bfloat16_differ_by_ties_only(tiny_folder, rule, sampling):
+    loaded = load_tiny(tiny_folder, torch.bfloat16)
+    prompts = random_prompts(60)
+    plain = decode(loaded, None, prompts, k=0, batch=4, sampling=sampling, rule=rule, stop=StopRule())
+    drafter = drafter_of(loaded, "early-exit:1")
+    run = decode(loaded, drafter, prompts, k=4, batch=4, sampling=sampling, rule=rule, stop=StopRule())
+    differing = 0
+    for i, (prompt, a, b) in enumerate(zip(prompts, plain.generations, run.generations, strict=True)):
+        if a.tokens != b.tokens:
+            request = Request(str(i), tuple(prompt), 24, i)
+            found = find_difference(loaded.model, request, a.tokens, b.tokens, width=5, batch=4, sampling=sampling)
+            differing += 1
+            assert found.is_tie, found
+    assert differing  # else nothing was judged
+
+
+def test_a_wrong_sampled_token_is_no_tie(tiny):
+    prompt, sampling = random_prompts(1)[0], Sampling(temperature=1.0)
+    plain = decode(tiny, None, [prompt], k=0, sampling=sampling, rule="match", stop=StopRule()).generations[0].tokens
+    wrong = [*plain[:9], (plain[9] + 40) % 128, *plain[10:]]
+    found = find_difference(tiny.model, request_of(prompt), plain, wrong, width=5, sampling=sampling)
+    assert not found.is_tie

@@ -81,7 +81,8 @@ def test_repeated_prompts_are_one_cluster():
         p.model_copy(
             update={
                 "requests": tuple(
-                    r.model_copy(update={"id": f"p0#{i}" if i else "p0"}) for i, r in enumerate(p.requests)
+                    r.model_copy(update={"id": f"p0#{i}" if i else "p0", "repeats": "p0" if i else None})
+                    for i, r in enumerate(p.requests)
                 )
             }
         )

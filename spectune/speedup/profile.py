@@ -10,6 +10,7 @@ from spectune.speedup.timing import Timing, cell_timing
 from spectune.speedup.uncertainty import Estimate, Rates, cell_rates, estimate
 from spectune.sweeping.cell import CellResult, CellSpec
 
+TOLERANCE = 1.1  # a round may seem this much cheaper than a plain step
 FEW_PROMPTS = 5
 
 
@@ -61,7 +62,19 @@ def profile(cell: CellResult) -> Profile:
     speedup = estimate(rates)
     if excluded:
         speedup = Estimate(None, None, None, "CAN'T TELL", rates.prompts, rates.repeats, excluded)
-    return Profile(cell, counted, timed, rates, speedup, excluded, (*cell.warnings, *_notes(counted, timed, rates)))
+    notes = (*cell.warnings, *_notes(counted, timed, rates), *_beyond_possible(counted, speedup))
+    return Profile(cell, counted, timed, rates, speedup, excluded, notes)
+
+
+def _beyond_possible(counted: Acceptance, speedup: Estimate) -> tuple[str, ...]:
+    """A round costs about one plain step or more, so the acceptance length bounds the speedup."""
+    length = counted.acceptance_length
+    if length is None or speedup.value is None or speedup.value <= TOLERANCE * length:
+        return ()
+    return (
+        f"faster-than-possible: {speedup.value:.2f} exceeds the acceptance length {length:.2f}, so something slowed "
+        "the plain passes; keep the machine free and sweep with --repeats 3",
+    )
 
 
 def _excluded(cell: CellResult) -> str | None:

@@ -15,6 +15,8 @@ DEMO_TARGET = "smollm2"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SAMPLING_SETTINGS = tuple(Sampling.model_fields)
 
+MOST_THREADS = 4096
+
 # The decoder takes lower temperatures for greedy decoding, where other rules hold.
 LOWEST_TEMPERATURE = 1e-5
 
@@ -69,6 +71,8 @@ class SweepOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{flag(name)} must be at least 1, not {value}")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise UsageError(f"--threads must be at most {MOST_THREADS}, not {self.threads}")
         if self.peak_bandwidth is not None and not 0 < self.peak_bandwidth < float("inf"):
             raise UsageError(f"--peak-bandwidth must be above 0 GB/s, not {self.peak_bandwidth}")
         if self.dtype not in DTYPES:

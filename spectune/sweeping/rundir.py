@@ -107,8 +107,15 @@ class RunDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold run.json, to read and change it in one step."""
-        with self._lock("run"):
+        lock = self._lock("run")
+        try:
+            lock.acquire()
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        try:
             yield
+        finally:
+            lock.release()
 
     def _cell(self, key: str) -> Path:
         return self.path / _CELLS / f"{key}.json"

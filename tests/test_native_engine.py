@@ -1,0 +1,74 @@
+"""The native engine: rendering, repeated prompts, and memory that is given back."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from conftest import save_tiny
+from test_decoder_greedy import with_tokenizer
+
+from spectune.engines.native import NativeEngine
+from spectune.errors import UsageError
+from spectune.suites.prompt import Prompt, Suite
+from spectune.sweeping.cell import CellSpec
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = with_tokenizer(save_tiny(tmp_path_factory.mktemp("native"), max_positions=64), 128)
+    return NativeEngine(str(folder), dtype="float32", device="cpu")
+
+
+def spec_of(engine, **changes) -> CellSpec:
+    settings = {
+        "target": engine.target.name,
+        "target_digest": engine.target.digest,
+        "drafter": "early-exit:1",
+        "drafter_digest": "x",
+        "suite": "s",
+        "suite_digest": "d",
+        "k": 2,
+        "batch": 3,
+        "rule": "greedy",
+        "max_new_tokens": 8,
+        "chat_template": None,
+        "dtype": "float32",
+        "device": "cpu",
+        "draft_device": "cpu",
+    }
+    return CellSpec(**(settings | changes))
+
+
+def suite_of(*ids: str) -> Suite:
+    return Suite("s", "test", tuple(Prompt(i, "all", text=f"w{n + 5} w9") for n, i in enumerate(ids)))
+
+
+def test_repeated_prompts_keep_their_prompts_name_whatever_it_is(engine):
+    rendered = engine.render(spec_of(engine, batch=4), suite_of("a", "a#2", "b#1"))
+    ids = [r.id for r in rendered.requests]
+    assert len(set(ids)) == len(ids) >= 4
+    done = engine.run_pass(spec_of(engine, batch=4), rendered.requests, mode="plain", repeat=0, order=0)
+    assert [r.prompt_id for r in done.requests] == ["a", "a#2", "b#1"] * 2
+
+
+def test_prompts_that_fill_the_context_are_left_out_and_named(engine):
+    suite = Suite("s", "test", (Prompt("long", "all", text="w5 " * 70), Prompt("short", "all", text="w5")))
+    rendered = engine.render(spec_of(engine, batch=1), suite)
+    assert [r.id for r in rendered.requests] == ["short"]
+    assert rendered.notes == ("long: left out, 70 prompt tokens fill the context of 64",)
+    with pytest.raises(UsageError, match="no prompt that fits"):
+        engine.render(spec_of(engine), Suite("s", "test", suite.prompts[:1]))
+
+
+def test_a_finished_pass_keeps_no_cache_alive(engine):
+    spec = spec_of(engine)
+    requests = engine.render(spec, suite_of("a", "b", "c")).requests
+    alive: list[weakref.ref] = []
+    decoder = engine._decoder(spec, speculative=True)
+    decoder.on_round = lambda d, _: alive.append(weakref.ref(d.store.keys[0]))
+    decoder.decode(requests, 3)
+    gc.collect()
+    assert alive
+    assert not any(ref() is not None for ref in alive)
