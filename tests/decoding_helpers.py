@@ -101,6 +101,7 @@ class ScriptedDrafter:
     """Drafts the plain continuation, right or wrong by a script: `right[i]` tokens are right in round i of a row."""
 
     device = None
+    taps = ()
 
     def __init__(self, continuations: dict[int, list[int]], script, vocab_size: int = 128) -> None:
         self.continuations = continuations  # by row seed
@@ -111,7 +112,7 @@ class ScriptedDrafter:
     def start(self, rows: int, capacity: int) -> None:
         self.round = {}
 
-    def admit(self, index: int, row: Row) -> None:
+    def admit(self, index: int, row: Row, states=None) -> None:
         self.round[row.seed] = 0
 
     def propose(self, round_: Round) -> Draft | None:
@@ -128,7 +129,7 @@ class ScriptedDrafter:
             return None
         return Draft(torch.tensor(tokens), torch.tensor(counts), None, 0)
 
-    def keep(self, rows) -> None:
+    def keep(self, rows, kept) -> None:
         pass
 
     def move(self, source: int, destination: int) -> None:

@@ -144,6 +144,8 @@ class CausalModel:
         config = model.config.get_text_config()
         self.config = config
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.hidden_size: int = config.hidden_size
+        self.layers_count: int = config.num_hidden_layers
         self.max_context: int = min(
             getattr(config, "max_position_embeddings", None) or 1 << 20, _constant_rope_context(config)
         )
@@ -163,6 +165,24 @@ class CausalModel:
         Returns:
             [B, q or 1, V] logits in the model's dtype.
         """
+        return self._run(ids, step, store, last_only=last_only).logits
+
+    def forward_with_states(
+        self, ids: Tensor, step: Step, store: KVStore, taps: tuple[int, ...], *, last_only: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """As `forward`, and the residual stream at the taps.
+
+        Args:
+            taps: layer numbers, ascending: i is what enters layer i, the number of layers what the output head reads
+                (after the final norm).
+
+        Returns:
+            logits [B, q or 1, V], states [B, q, len(taps) * hidden] in the model's dtype.
+        """
+        output = self._run(ids, step, store, last_only=last_only, output_hidden_states=True)
+        return output.logits, torch.cat([output.hidden_states[tap] for tap in taps], -1)
+
+    def _run(self, ids: Tensor, step: Step, store: KVStore, *, last_only: bool, **options: Any) -> Any:
         self.cache.store, self.cache.step = store, step
         # Padding behind a row's real tokens may reach past the context; its position must still be a legal one.
         positions = step.positions.clamp(max=self.max_context - 1)
@@ -175,10 +195,21 @@ class CausalModel:
             spectune_step=step,
             return_dict=True,
             **arguments,
+            **options,
         )
         # The model outlives the run; its cache must not.
         self.cache.store = KVStore(0, 0)
-        return output.logits
+        return output
+
+    @property
+    def embedding(self) -> Any:
+        """Tensor [V, h] of input embeddings."""
+        return self.model.get_input_embeddings().weight
+
+    def head_rows(self, ids: Tensor | None = None) -> Tensor:
+        """[n, h] rows of the output head, in the order of `ids`; all without."""
+        weight = self.model.get_output_embeddings().weight
+        return weight if ids is None else weight[ids.to(weight.device)]
 
     def subset(self, layers: Sequence[int]) -> CausalModel:
         """The same weights with only some decoder layers, in order; the cache layers keep their numbers.

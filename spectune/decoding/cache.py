@@ -2,29 +2,47 @@
 
 Rows grow by different amounts each round, so every row has its own length. Rejected tokens cost nothing: the length
 moves back and the next write lands on the same slots before anything can attend to them. A slot's index is the
-token's position.
+token's position, except in a tree that is being verified: its nodes lie side by side behind the text, and the accepted
+path is moved together afterwards.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last slots of each row, where they hold a tree and not a line of text.
+
+    Row b's slots below `base[b]` hold text and are seen by every query. Slot `base[b] + t` holds a tree node at
+    position `base[b] + depths[b, t]`; T counts the tree slots written so far, this step's included.
+    """
+
+    base: tuple[int, ...]
+    depths: Tensor  # [B, T] int64
+    visible: Tensor  # [B, q, T] bool: which of them each query sees, its own included
+
+
 @dataclass(slots=True)
 class Step:
     """Where the queries of one forward stand.
 
-    Row b's queries occupy slots `starts[b] … starts[b] + query - 1` and see their own slot and all before it.
+    Row b's queries occupy slots `starts[b] … starts[b] + query - 1`. Without a tail a slot's index is its token's
+    position, and a query sees its own slot and all before it.
     """
 
     first_row: int
     starts: tuple[int, ...]
     query: int
     device: torch.device
+    tail: Tail | None = None
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    _slots: Tensor | None = None
     _positions: Tensor | None = None
 
     @property
@@ -37,34 +55,59 @@ class Step:
         return max(self.starts) + self.query
 
     @property
-    def positions(self) -> Tensor:
+    def slots(self) -> Tensor:
         """[B, q] slot of each query."""
-        if self._positions is None:
+        if self._slots is None:
             starts = torch.tensor(self.starts, device=self.device)
-            self._positions = starts[:, None] + torch.arange(self.query, device=self.device)
+            self._slots = starts[:, None] + torch.arange(self.query, device=self.device)
+        return self._slots
+
+    @property
+    def positions(self) -> Tensor:
+        """[B, q] position of each query's token."""
+        if self.tail is None:
+            return self.slots
+        if self._positions is None:
+            base = torch.tensor(self.tail.base, device=self.device)[:, None]
+            self._positions = base + self.tail.depths.gather(1, self.slots - base)
         return self._positions
 
     def mask(self, window: int | None) -> Tensor | None:
         """[B, 1, q, length] bool, True where a query may look; None where every slot is visible.
 
-        `window` is the reach of a sliding-window layer, the query's own slot included.
+        `window` is the reach of a sliding-window layer, the query's own place included.
         """
-        alone = len(self.starts) == 1 and self.query == 1
+        alone = len(self.starts) == 1 and self.query == 1 and self.tail is None
         if alone and (window is None or self.length <= window):
             return None
         if window not in self._masks:
-            slot = torch.arange(self.length, device=self.device)
-            own = self.positions[:, None, :, None]
-            visible = slot <= own
-            if window is not None:
-                visible = visible & (slot > own - window)
-            self._masks[window] = visible
+            self._masks[window] = self._chain_mask(window) if self.tail is None else self._tree_mask(self.tail, window)
         return self._masks[window]
+
+    def _chain_mask(self, window: int | None) -> Tensor:
+        slot = torch.arange(self.length, device=self.device)
+        own = self.slots[:, None, :, None]
+        visible = slot <= own
+        return visible if window is None else visible & (slot > own - window)
+
+    def _tree_mask(self, tail: Tail, window: int | None) -> Tensor:
+        """Text is visible as a whole, of the tree what `tail.visible` says."""
+        base = torch.tensor(tail.base, device=self.device)[:, None]  # [B, 1]
+        slot = torch.arange(self.length, device=self.device)
+        place = slot - base  # [B, length] index into the tail, negative in the text
+        inside = place.clamp(0, tail.depths.shape[1] - 1)
+        in_tree = tail.visible.gather(2, inside[:, None].expand(-1, self.query, -1))  # [B, q, length]
+        in_tree = in_tree & (place < tail.depths.shape[1])[:, None]
+        visible = torch.where((place < 0)[:, None], True, in_tree)[:, None]
+        if window is None:
+            return visible
+        position = torch.where(place < 0, slot, base + tail.depths.gather(1, inside))  # [B, length]
+        return visible & (position[:, None, None] > self.positions[:, None, :, None] - window)
 
     @property
     def is_fresh_prefill(self) -> bool:
         """One row from slot 0: plain causal attention, no mask needed."""
-        return self.starts == (0,) and self.query > 1
+        return self.starts == (0,) and self.query > 1 and self.tail is None
 
 
 class KVStore:
@@ -97,7 +140,7 @@ class KVStore:
                 stored[:, :, step.starts[0] : step.length] = new
             else:
                 rows = torch.arange(len(step.starts), device=new.device)[:, None]
-                stored[rows, :, step.positions] = new.transpose(1, 2)
+                stored[rows, :, step.slots] = new.transpose(1, 2)
         return keys[:, :, : step.length], values[:, :, : step.length]
 
     def _buffer(self, like: Tensor) -> Tensor:
@@ -109,6 +152,33 @@ class KVStore:
         for buffers in (self.keys, self.values):
             for buffer in buffers.values():
                 buffer[destination] = buffer[source]
+
+    def compact(self, starts: Sequence[int], path: Tensor, accepted: Sequence[int]) -> None:
+        """Move each row's accepted path to consecutive slots behind its root.
+
+        Positions were taken from depths, so the keys need no new rotation.
+
+        Args:
+            starts: [B] slot of each row's root.
+            path: [B, D + 1] node numbers on the path (root 0), padded.
+            accepted: [B] how many nodes behind the root are kept.
+        """
+        depth = max(accepted, default=0)
+        if depth == 0:
+            return
+        places = torch.arange(1, depth + 1, device=path.device)
+        nodes = path[:, 1 : depth + 1]
+        # Behind a row's own path the slots hold nothing that is ever read again; they may be copied onto themselves.
+        kept = places <= torch.tensor(accepted, device=path.device)[:, None]
+        nodes = torch.where(kept, nodes, places)
+        if torch.equal(nodes, places.expand_as(nodes)):
+            return
+        base = torch.tensor(starts, device=path.device)[:, None]
+        rows = torch.arange(len(starts), device=path.device)[:, None]
+        for buffers in (self.keys, self.values):
+            for buffer in buffers.values():
+                # Read into a copy first: source and destination may overlap.
+                buffer[rows, :, base + places] = buffer[rows, :, base + nodes]
 
     def bytes_per_token(self) -> int:
         """Bytes one token of one row takes over all layers written so far."""

@@ -1,7 +1,7 @@
 """The decoder: one loop for plain and speculative decoding.
 
     prefill rows -> repeat: draft = drafter.propose(K)        tokens, counts, q
-                            p     = target.verify(draft)      one forward over the newest token and the draft
+                            p     = target.verify(draft)      one forward over the newest token and the draft's nodes
                             kept  = rule(draft, p, q)         per row
                             stop tokens, limits, refill of free slots
 
@@ -20,16 +20,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+import spectune.decoding.tree_rules as tree_rules
 from spectune.decoding import rules
 from spectune.decoding.adapter import CausalModel
-from spectune.decoding.cache import KVStore, Step
-from spectune.decoding.drafter import Draft, Drafter, Round, Row
+from spectune.decoding.cache import KVStore, Step, Tail
+from spectune.decoding.drafter import Draft, Drafter, Kept, Round, Row
 from spectune.decoding.generation import Generation, Origin, RoundTrace
 from spectune.decoding.model_drafter import ModelDrafter
 from spectune.decoding.random import CounterCoins, Stream, pick, uniform
 from spectune.decoding.sampling import History, is_greedy, probabilities
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
+from spectune.decoding.tree import TokenTree
 from spectune.engines.engine import Request
 from spectune.errors import UsageError
 from spectune.measuring.clock import RoundClock, make_clock
@@ -170,7 +172,7 @@ class Decoder:
         prompt = list(request.token_ids)
         ids = torch.tensor([prompt], device=self.target.device)
         step = Step(index, (0,), len(prompt), self.target.device)
-        logits = self.target.forward(ids, step, self.store, last_only=True)
+        logits, states = self._run_target(ids, step, last_only=True)
         self.history.reset(index, prompt)
         row = Row(prompt, request.seed)
         token = int(self._choose_first(logits, row, index))
@@ -186,8 +188,15 @@ class Decoder:
         if self._finished(slot, [token]):
             return
         if self.drafter:
-            self.drafter.admit(index, row)
+            self.drafter.admit(index, row, None if states is None else states[0])
         self.slots.append(slot)
+
+    def _run_target(self, ids: Tensor, step: Step, *, last_only: bool = False) -> tuple[Tensor, Tensor | None]:
+        """One target forward; its states too, if the drafter reads any."""
+        taps = self.drafter.taps if self.drafter else ()
+        if taps:
+            return self.target.forward_with_states(ids, step, self.store, taps, last_only=last_only)
+        return self.target.forward(ids, step, self.store, last_only=last_only), None
 
     def _choose_first(self, logits: Tensor, row: Row, index: int) -> Tensor:
         """First token of a row from its prefill logits [1, 1, V]."""
@@ -214,23 +223,29 @@ class Decoder:
         k = self.settings.schedule.at(len(rows))
         limits = [min(k, slot.remaining - 1) for slot in self.slots]
         round_ = Round(
-            rows, limits, max(limits), self.rule, self.settings.sampling, self.history, self.stop_ids, device
+            rows, limits, max(limits), k, self.rule, self.settings.sampling, self.history, self.stop_ids, device
         )
         start = clock.mark()
         draft = self.drafter.propose(round_) if self.drafter and max(limits) > 0 else None
         drafted = clock.mark()
         newest = torch.tensor([[row.tokens[-1]] for row in rows], device=device)
         ids = newest if draft is None else torch.cat([newest, draft.tokens], 1)
-        step = Step(0, tuple(row.length - 1 for row in rows), ids.shape[1], device)
-        logits = self.target.forward(ids, step, self.store)
+        starts = tuple(row.length - 1 for row in rows)
+        tree = draft.tree if draft else None
+        tail = None if tree is None else Tail(starts, tree.depths, tree.ancestors)
+        logits, states = self._run_target(ids, Step(0, starts, ids.shape[1], device, tail))
         verified = clock.mark()
         verdict = self._accept(logits, draft, round_)
-        # The round's only copy to the host: [B, K + 3] of counts and tokens.
-        counts = draft.counts[:, None] if draft else torch.zeros_like(newest)
-        packed = torch.cat([counts, verdict.accepted[:, None], verdict.token[:, None], ids[:, 1:]], 1).tolist()
+        path = verdict.nodes
+        # The round's only copy to the host: [B, 4 + D] of counts and tokens.
+        offered = torch.zeros(len(rows), 2, dtype=torch.long, device=device) if draft is None else _offered(draft)
+        packed = torch.cat(
+            [offered, verdict.accepted[:, None], verdict.token[:, None], ids.gather(1, path[:, 1:])], 1
+        ).tolist()
+        accepted_in_all = []
         done = []
         emitted_in_all = 0
-        for index, (slot, (drafted_count, accepted, closing, *proposal)) in enumerate(
+        for index, (slot, (depth, nodes, accepted, closing, *proposal)) in enumerate(
             zip(self.slots, packed, strict=True)
         ):
             tokens = [*proposal[:accepted], closing]
@@ -239,14 +254,18 @@ class Decoder:
             self.history.add(index, kept)
             # Behind a stop token nothing was offered and nothing is kept.
             cut = len(kept) <= accepted
-            slot.generation.add_round(len(kept) if cut else drafted_count, len(kept) if cut else accepted, kept)
+            delivered = len(kept) if cut else accepted
+            accepted_in_all.append(delivered)
+            slot.generation.add_round(delivered if cut else depth, delivered, kept, nodes)
             emitted_in_all += len(kept)
             if on_tokens:
                 on_tokens(slot.request, kept, slot.generation.origins[-len(kept) :])
             if self._finished(slot, kept):
                 done.append(index)
+        if tree is not None:
+            self.store.compact(starts, path, accepted_in_all)
         if self.drafter:
-            self.drafter.keep(rows)
+            self.drafter.keep(rows, Kept(accepted_in_all, path, states))
         seconds = time.perf_counter() - began
         draft_seconds, verify_seconds = clock.seconds(start, drafted), clock.seconds(drafted, verified)
         for slot in self.slots:
@@ -257,6 +276,7 @@ class Decoder:
             rows=len(rows),
             full=full,
             drafted=sum(row[0] for row in packed),
+            nodes=sum(row[1] for row in packed),
             emitted=emitted_in_all,
             draft_steps=draft.steps if draft else 0,
             context=context,
@@ -268,28 +288,55 @@ class Decoder:
             self._free(index)
         return trace
 
-    def _accept(self, logits: Tensor, draft: Draft | None, round_: Round) -> rules.Verdict:
+    def _accept(self, logits: Tensor, draft: Draft | None, round_: Round) -> tree_rules.TreeVerdict:
         """Apply the rule. logits [B, K + 1, V]."""
-        rows = logits.shape[0]
         if draft is None:
-            tokens = torch.zeros(rows, 0, dtype=torch.long, device=logits.device)
-            counts = torch.zeros(rows, dtype=torch.long, device=logits.device)
-        else:
-            tokens, counts = draft.tokens, draft.counts
-        logits = self.history.apply_block(logits, tokens)
+            none = torch.zeros(logits.shape[0], 0, dtype=torch.long, device=logits.device)
+            draft = Draft(none, none.sum(1), None, 0)
+        if draft.tree is not None:
+            return self._accept_tree(logits, draft, draft.tree, round_)
+        if self.rule == "typical":
+            chain = TokenTree.chain(draft.tokens.shape[0], draft.tokens.shape[1], logits.device)
+            return self._accept_tree(logits, draft, chain, round_)
+        verdict = self._accept_chain(self.history.apply_block(logits, draft.tokens), draft, round_)
+        places = torch.arange(draft.tokens.shape[1] + 1, device=logits.device).expand(logits.shape[0], -1)
+        path = places.masked_fill(places > verdict.accepted[:, None], 0)
+        return tree_rules.TreeVerdict(verdict.accepted, path, verdict.token)
+
+    def _accept_chain(self, logits: Tensor, draft: Draft, round_: Round) -> rules.Verdict:
+        tokens, counts = draft.tokens, draft.counts
         if self.rule == "greedy":
             return rules.match(tokens, counts, logits.argmax(-1))
         p = probabilities(logits, round_.sampling)
-        seeds, positions = round_.seeds(logits.device), round_.positions(logits.device)
         if self.rule == "match":
-            places = positions[:, None] + torch.arange(p.shape[1], device=p.device)
-            u = uniform(seeds[:, None], Stream.TARGET, places, torch.zeros_like(places))
-            return rules.match(tokens, counts, pick(p, u))
-        q = draft.probabilities if draft else None
+            return rules.match(tokens, counts, self._choices(p, round_, torch.arange(p.shape[1], device=p.device)))
+        q = draft.probabilities
         if q is None:
             q = rules.one_hot(tokens, p.shape[-1], p.dtype)
         rule = rules.block if self.rule == "block" else rules.speculative
-        return rule(tokens, counts, p, q, CounterCoins(seeds, positions))
+        return rule(tokens, counts, p, q, CounterCoins(round_.seeds(p.device), round_.positions(p.device)))
+
+    def _accept_tree(self, logits: Tensor, draft: Draft, tree: TokenTree, round_: Round) -> tree_rules.TreeVerdict:
+        tokens, counts, q = draft.tokens, draft.counts, draft.probabilities
+        logits = self.history.apply_tree(logits, tokens, tree.parents)
+        if self.rule == "greedy":
+            return tree_rules.walk(tree, tokens, counts, logits.argmax(-1))
+        p = probabilities(logits, round_.sampling)
+        if self.rule == "match":
+            return tree_rules.walk(tree, tokens, counts, self._choices(p, round_, tree.depths))
+        coins = tree_rules.TreeCoins(round_.seeds(p.device), round_.positions(p.device))
+        if self.rule == "typical":
+            return tree_rules.typical(tree, tokens, counts, p, coins)
+        if draft.siblings == "distinct" or q is None:
+            return tree_rules.distinct(tree, tokens, counts, p, coins)
+        rule = tree_rules.iid if draft.siblings == "iid" else tree_rules.without_replacement
+        return rule(tree, tokens, counts, p, q, coins)
+
+    def _choices(self, p: Tensor, round_: Round, depths: Tensor) -> Tensor:
+        """[B, K + 1] what the target's own coins choose at every node, from its depth."""
+        positions = round_.positions(p.device)[:, None] + depths
+        u = uniform(round_.seeds(p.device)[:, None], Stream.TARGET, positions, torch.zeros_like(positions))
+        return pick(p, u)
 
     def _cut(self, slot: Slot, tokens: list[int]) -> list[int]:
         """The part of a round's tokens that is delivered: up to a stop or the limit."""
@@ -321,3 +368,11 @@ class Decoder:
                 self.drafter.move(last, index)
             self.slots[index] = self.slots[last]
         self.slots.pop()
+
+
+def _offered(draft: Draft) -> Tensor:
+    """[B, 2] longest path and number of nodes of each row's draft."""
+    if draft.tree is None:
+        return torch.stack([draft.counts, draft.counts], 1)
+    real = torch.arange(draft.tokens.shape[1], device=draft.tokens.device) < draft.counts[:, None]
+    return torch.stack([(draft.tree.depths[:, 1:] * real).amax(1), draft.counts], 1)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from spectune.decoding.random import Stream, uniform
 from spectune.decoding.sampling import History
+from spectune.decoding.tree import Siblings, TokenTree
 from spectune.sweeping.cell import Rule, Sampling
 
 
@@ -27,12 +28,26 @@ class Row:
 
 
 class Draft(NamedTuple):
-    """A round's proposals, on the target's device."""
+    """A round's proposals, on the target's device.
 
-    tokens: Tensor  # [B, K] int64
+    Node 0 is the root, the row's newest token; node j + 1 is `tokens[:, j]`.
+    """
+
+    tokens: Tensor  # [B, K] int64, parents before children and sorted by depth
     counts: Tensor  # [B] int64, how many of a row's K tokens are real
-    probabilities: Tensor | None  # [B, K, V] what the tokens were drawn from; None: one-hot
+    probabilities: Tensor | None  # [B, K or K + 1, V] row i: what node i's children were drawn from; None: not drawn
     steps: int  # drafter forwards this took
+    tree: TokenTree | None = None  # None: a chain, node j + 1 follows node j
+    siblings: Siblings = "distinct"  # how the children of one node were produced
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a round left behind."""
+
+    accepted: Sequence[int]  # [B] drafted tokens that were delivered
+    path: Tensor  # [B, D + 1] nodes: the root, then the accepted ones in order, padded with 0
+    states: Tensor | None  # [B, K + 1, taps * h] the target's states at every node; None for drafters without taps
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +55,9 @@ class Round:
     """What a drafter may know: the rows, how much each may draft, and how the target will choose."""
 
     rows: Sequence[Row]
-    limits: Sequence[int]  # most drafted tokens per row, 0 … width
-    width: int  # K of this round
+    limits: Sequence[int]  # most tokens a row may accept: the length of a chain, the depth of a tree
+    width: int  # the largest limit
+    nodes: int  # K of this round: a tree has at most so many nodes
     rule: Rule
     sampling: Sampling
     history: History
@@ -78,6 +94,9 @@ class Round:
 class Drafter(Protocol):
     """Proposes tokens. Rows are numbered 0 … B - 1 and stay packed: `move` closes gaps."""
 
+    taps: tuple[int, ...]
+    """Target states it reads, ascending: i enters layer i, the number of layers feeds the output head."""
+
     @property
     def device(self) -> torch.device | None:
         """Where it runs; None on the host."""
@@ -85,13 +104,16 @@ class Drafter(Protocol):
     def start(self, rows: int, capacity: int) -> None:
         """Make room for `rows` sequences of up to `capacity` tokens; forget everything."""
 
-    def admit(self, index: int, row: Row) -> None:
-        """A new sequence takes a row: its prompt and first token are known."""
+    def admit(self, index: int, row: Row, states: Tensor | None) -> None:
+        """A new sequence takes a row: its prompt and first token are known.
+
+        `states` [n, taps * h] belong to the n prompt tokens; None for drafters without taps.
+        """
 
     def propose(self, round_: Round) -> Draft | None:
         """Draft for all rows; None if nothing could be drafted."""
 
-    def keep(self, rows: Sequence[Row]) -> None:
+    def keep(self, rows: Sequence[Row], kept: Kept) -> None:
         """The round is over and the rows have grown; drop what was not accepted."""
 
     def move(self, source: int, destination: int) -> None:

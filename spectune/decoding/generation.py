@@ -14,9 +14,10 @@ Origin = Literal["prefill", "draft", "correction", "bonus", "plain"]
 class RowRound:
     """One row's share of a round."""
 
-    drafted: int
+    drafted: int  # of a tree: its longest path
     accepted: int
     emitted: int
+    nodes: int  # tokens sent to the target; more than drafted only in a tree
 
 
 @dataclass(slots=True)
@@ -39,8 +40,8 @@ class Generation:
     def digest(self) -> str:
         return hashlib.sha256(",".join(map(str, self.tokens)).encode()).hexdigest()[:16]
 
-    def add_round(self, drafted: int, accepted: int, tokens: list[int]) -> None:
-        self.rounds.append(RowRound(drafted, accepted, len(tokens)))
+    def add_round(self, drafted: int, accepted: int, tokens: list[int], nodes: int) -> None:
+        self.rounds.append(RowRound(drafted, accepted, len(tokens), nodes))
         last: Origin = "plain" if drafted == 0 else "bonus" if accepted == drafted else "correction"
         drafts: list[Origin] = ["draft"] * accepted
         self.origins += drafts + [last] * (len(tokens) - accepted)
@@ -53,7 +54,8 @@ class RoundTrace:
 
     rows: int
     full: bool  # every slot was busy
-    drafted: int
+    drafted: int  # of a tree: its longest path
+    nodes: int  # verified draft tokens
     emitted: int
     draft_steps: int
     context: float  # mean cached tokens per row

@@ -50,13 +50,24 @@ class LeanModel(CausalModel):
         self.heads: int = self.config.num_attention_heads
         self.kv_heads: int = self.config.num_key_value_heads
         self.eps: float = self.config.rms_norm_eps
-        self.embedding: Tensor = base.embed_tokens.weight
         self.final_norm: Tensor = base.norm.weight
         self.rotary = base.rotary_emb
         self.layers = [_layer(module) for module in base.layers]
         self.head = Product.of(model.get_output_embeddings())
 
     def forward(self, ids: Tensor, step: Step, store: KVStore, *, last_only: bool = False) -> Tensor:
+        x, _ = self._states(ids, step, store, ())
+        return self.head(x[:, -1:] if last_only else x)
+
+    def forward_with_states(
+        self, ids: Tensor, step: Step, store: KVStore, taps: tuple[int, ...], *, last_only: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        x, states = self._states(ids, step, store, taps)
+        return self.head(x[:, -1:] if last_only else x), states
+
+    def _states(self, ids: Tensor, step: Step, store: KVStore, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """What the head reads [B, q, h], and the states at the taps [B, q, len(taps) * h]."""
+        tapped: list[Tensor] = []
         rows, width = ids.shape
         x = functional.embedding(ids, self.embedding)  # [B, q, h]
         cos, sin = self.rotary(x, step.positions.clamp(max=self.max_context - 1))  # [B, q, head_dim]
@@ -64,7 +75,9 @@ class LeanModel(CausalModel):
         # rotate_half(x) * sin, written as roll(x) * (-sin, sin): one operation less per layer.
         cos = cos[:, None]
         sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)[:, None]
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
+            if number in taps:
+                tapped.append(x)
             hidden = functional.rms_norm(x, layer.norm_in.shape, layer.norm_in, self.eps)
             qkv = layer.qkv(hidden).view(rows, width, self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
             if layer.q_norm is not None and layer.k_norm is not None:
@@ -82,9 +95,10 @@ class LeanModel(CausalModel):
             hidden = functional.rms_norm(x, layer.norm_mlp.shape, layer.norm_mlp, self.eps)
             gate, up = layer.gate_up(hidden).chunk(2, -1)
             x = x + layer.down(functional.silu(gate) * up)
-        if last_only:
-            x = x[:, -1:]
-        return self.head(functional.rms_norm(x, self.final_norm.shape, self.final_norm, self.eps))
+        x = functional.rms_norm(x, self.final_norm.shape, self.final_norm, self.eps)
+        if len(self.layers) in taps:
+            tapped.append(x)
+        return x, torch.cat(tapped, -1) if tapped else x[..., :0]
 
     def subset(self, layers: Sequence[int]) -> LeanModel:
         twin = copy.copy(self)
@@ -93,8 +107,11 @@ class LeanModel(CausalModel):
         return twin
 
     def drop_originals(self) -> None:
-        """Free the module weights that the products hold copies of; sizes and types stay known."""
-        kept = {id(self.embedding)}
+        """Free the module weights that the products hold copies of; sizes and types stay known.
+
+        The output head stays: drafters read rows of it.
+        """
+        kept = {id(self.embedding), id(self.head_rows())}
         for module in self.model.modules():
             if isinstance(module, nn.Linear) and id(module.weight) not in kept:
                 module.weight = nn.Parameter(module.weight.to("meta"), requires_grad=False)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spectune.decoding.adapter import CausalModel
 from spectune.decoding.cache import KVStore, Step
-from spectune.decoding.drafter import Draft, Round, Row
+from spectune.decoding.drafter import Draft, Kept, Round, Row
 from spectune.decoding.random import pick
 from spectune.decoding.sampling import is_greedy, penalize, probabilities
 
@@ -24,6 +24,8 @@ class ModelDrafter:
         shares_target_cache: self-speculation. The draft reads the verified keys of the layers it runs in the target's
             own cache and writes its own behind them, which the verification overwrites.
     """
+
+    taps: tuple[int, ...] = ()
 
     def __init__(
         self, model: CausalModel, *, shared_vocab: int, target_vocab: int, shares_target_cache: bool = False
@@ -48,7 +50,7 @@ class ModelDrafter:
         """Self-speculation: use the target's cache of this run."""
         self.store = store
 
-    def admit(self, index: int, row: Row) -> None:
+    def admit(self, index: int, row: Row, states: Tensor | None = None) -> None:
         self.cached[index] = 0
         self._catch_up(index, row)
 
@@ -121,7 +123,7 @@ class ModelDrafter:
         token = pick(q, round_.draft_coins(place, logits.device))
         return token, None if round_.rule == "match" else q
 
-    def keep(self, rows: Sequence[Row]) -> None:
+    def keep(self, rows: Sequence[Row], kept: Kept) -> None:
         for index, row in enumerate(rows):
             self.cached[index] = min(self.cached[index], row.length - 1)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from spectune.decoding.drafter import Draft, Round, Row
+from spectune.decoding.drafter import Draft, Kept, Round, Row
 
 MIN_NGRAM = 1
 MAX_NGRAM = 4
@@ -45,6 +46,7 @@ class NgramDrafter:
     """Drafts by lookup in the row's own text; has no weights and takes no forward."""
 
     device: torch.device | None = None
+    taps: tuple[int, ...] = ()
 
     def __init__(self, min_n: int = MIN_NGRAM, max_n: int = MAX_NGRAM) -> None:
         self.min_n = min_n
@@ -54,7 +56,7 @@ class NgramDrafter:
     def start(self, rows: int, capacity: int) -> None:
         self.indexes = [NgramIndex(self.min_n, self.max_n) for _ in range(rows)]
 
-    def admit(self, index: int, row: Row) -> None:
+    def admit(self, index: int, row: Row, states: Tensor | None = None) -> None:
         self.indexes[index] = NgramIndex(self.min_n, self.max_n)
         self.indexes[index].extend(row.tokens)
 
@@ -70,7 +72,7 @@ class NgramDrafter:
         counts = torch.tensor([len(f) for f in found], device=round_.device)
         return Draft(tokens, torch.minimum(counts, round_.counts_before_stop(tokens)), None, 0)
 
-    def keep(self, rows: Sequence[Row]) -> None:
+    def keep(self, rows: Sequence[Row], kept: Kept) -> None:
         for index, row in zip(self.indexes, rows, strict=False):
             index.extend(row.tokens)
 

@@ -93,3 +93,19 @@ class History:
         for i in range(block.shape[1]):
             seen[:, i + 1 :].scatter_(2, block[:, i, None, None].expand(-1, seen.shape[1] - i - 1, 1), True)
         return penalize(logits, seen, self.penalty)
+
+    def apply_tree(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
+        """As `apply_block` for a tree: each node's past is its row's history and its own path.
+
+        Args:
+            logits: [B, K + 1, V], node 0 the root.
+            tokens: [B, K] drafted tokens, node j + 1 each; parents: [B, K] their parent nodes.
+        """
+        if self.seen is None:
+            return logits
+        rows = torch.arange(logits.shape[0], device=logits.device)
+        past = [self.seen[: len(rows), : logits.shape[-1]]]
+        for j in range(tokens.shape[1]):
+            seen = torch.stack(past, 1)[rows, parents[:, j]]
+            past.append(seen.scatter(1, tokens[:, j, None], True))
+        return penalize(logits, torch.stack(past, 1), self.penalty)

@@ -248,4 +248,5 @@ def round_times(trace: Sequence[RoundTrace]) -> RoundTimes:
         overhead_median=statistics.median(overhead),
         mean_context=statistics.fmean(t.context for t in trace),
         draft_steps_mean=statistics.fmean(t.draft_steps for t in trace),
+        verified_nodes_mean=statistics.fmean(t.nodes / t.rows for t in trace),
     )

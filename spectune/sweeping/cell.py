@@ -39,7 +39,8 @@ class Sampling(Record):
         return self.temperature == 0.0
 
 
-Rule = Literal["greedy", "speculative", "block", "match"]
+Rule = Literal["greedy", "speculative", "block", "match", "typical"]
+LOSSY_RULES = frozenset({"typical"})  # the output law is not the target's
 
 
 class CellSpec(Record):
@@ -75,7 +76,10 @@ class CellSpec(Record):
 
 
 class RoundCount(Record):
-    """`count` rounds of one request that offered `drafted` tokens and kept `accepted` of them."""
+    """`count` rounds of one request that offered `drafted` tokens and kept `accepted` of them.
+
+    A tree offers as many tokens as its longest path has.
+    """
 
     drafted: Count
     accepted: Count
@@ -125,6 +129,7 @@ class RoundTimes(Record):
     overhead_median: NonNegative | None
     mean_context: NonNegative | None  # mean cached tokens per row
     draft_steps_mean: NonNegative | None  # drafter forwards per round (0 for n-gram)
+    verified_nodes_mean: NonNegative | None = None  # draft tokens verified per row and round; None in older files
 
 
 class PassResult(Record):

@@ -1,0 +1,60 @@
+"""Drafting with an MLP speculator: a small recurrent step per token, started from the target's last state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from spectune.decoding.draft_choice import chain, choose
+from spectune.decoding.drafter import Draft, Round
+from spectune.decoding.last_state import LastState
+from spectune.decoding.product import Product
+from spectune.heads.mlp import MlpSpeculator
+
+
+class MlpDrafter(LastState):
+    """Drafts a chain; each token depends on those before it.
+
+    Args:
+        speculator: checked against the target, on its device and in its type. Its products are packed in place.
+        layers: of the target.
+        target_vocab: width of the target's distributions.
+    """
+
+    def __init__(self, speculator: MlpSpeculator, *, layers: int, target_vocab: int) -> None:
+        super().__init__(layers, next(speculator.parameters()), speculator.config.hidden_size)
+        self.target_vocab = target_vocab
+        self.speculator = speculator
+        for modules in (speculator.proj, speculator.head):
+            for index, module in enumerate(modules):
+                modules[index] = _Packed(module)
+
+    def propose(self, round_: Round) -> Draft | None:
+        steps = min(round_.width, self.speculator.config.steps)
+        if steps == 0:
+            return None
+        state = self.speculator.start(self.state[: len(round_.rows)])
+        newest = torch.tensor([row.tokens[-1] for row in round_.rows], device=state.device)
+        # A padding id only the target has becomes the speculator's last one.
+        newest = newest.clamp(max=self.speculator.config.vocab_size - 1)
+        tokens: list[Tensor] = []
+        distributions: list[Tensor | None] = []
+        for place in range(steps):
+            state = self.speculator.advance(place, state, tokens[-1] if tokens else newest)
+            token, q = choose(self.speculator.logits(place, state), tokens, round_, None)
+            tokens.append(token)
+            distributions.append(q)
+        limits = torch.tensor([min(limit, steps) for limit in round_.limits], device=round_.device)
+        return chain(tokens, distributions, limits, round_, None, self.target_vocab, steps)
+
+
+class _Packed(nn.Module):
+    """A linear layer whose weight is laid out for the processor."""
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(linear, nn.Linear)
+        self.product = Product.of(linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x)

@@ -1,0 +1,147 @@
+"""Medusa and blockwise drafting: all coming tokens from the state that the last verification left behind.
+
+The target reads tokens up to position t and names token t + 1, the row's newest. From its state at t, head i names
+token t + 2 + i: head 0 drafts the first token of the round. So a round costs one small product of the heads and no
+forward of a draft network. The heads do not see what the others chose, so a tree's nodes of one depth all have the
+same children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from spectune.decoding.draft_choice import chain, choose, penalize_draft
+from spectune.decoding.drafter import Draft, Round
+from spectune.decoding.last_state import LastState
+from spectune.decoding.product import Product
+from spectune.decoding.tree import TokenTree
+from spectune.decoding.tree_shapes import grow
+from spectune.heads.blockwise import BlockwiseHeads
+from spectune.heads.medusa import MedusaHeads, ResidualBlocks
+from spectune.heads.parallel import RankAccuracy, linears
+
+Fused = Callable[[Tensor], Tensor]  # [B, h] -> [B, n, D]
+
+
+class ParallelDrafter(LastState):
+    """Drafts a chain or a static tree with parallel heads.
+
+    Args:
+        heads: bound to the target, on its device and in its type.
+        layers: of the target; the heads read the state behind the last.
+        target_vocab: width of the target's distributions.
+        tree: draft a tree grown from the heads' measured rank accuracies, with `Round.nodes` nodes.
+    """
+
+    def __init__(self, heads: MedusaHeads | BlockwiseHeads, *, layers: int, target_vocab: int, tree: bool) -> None:
+        super().__init__(layers, heads.head_weight(), heads.hidden_size)
+        self.target_vocab = target_vocab
+        self.draws_tree = tree
+        self.heads = heads.heads
+        self.draft_ids = heads.draft_ids
+        self.rank_accuracy = heads.rank_accuracy or usual_accuracy(heads.heads)
+        self.logits = fuse(heads)
+        self._shapes: dict[tuple[int, int, int], _Shape] = {}
+
+    def propose(self, round_: Round) -> Draft | None:
+        depth = min(round_.width, self.heads)
+        if depth == 0:
+            return None
+        logits = self.logits(self.state[: len(round_.rows)])[:, :depth]
+        limits = torch.tensor([min(limit, depth) for limit in round_.limits], device=round_.device)
+        if self.draws_tree:
+            return self._tree(logits, limits, round_)
+        tokens: list[Tensor] = []
+        distributions: list[Tensor | None] = []
+        for place in range(depth):
+            token, q = choose(logits[:, place], tokens, round_, self.draft_ids)
+            tokens.append(token)
+            distributions.append(q)
+        return chain(tokens, distributions, limits, round_, self.draft_ids, self.target_vocab, steps=1)
+
+    def _tree(self, logits: Tensor, limits: Tensor, round_: Round) -> Draft:
+        """The static tree: a node of depth d and rank r is head d - 1's r-th most likely token. logits [B, n, D]."""
+        rows, depth, _ = logits.shape
+        shape = self._shape(round_.nodes, depth, rows)
+        # All nodes share the row's past: which path leads to a node is not known to the heads.
+        best = penalize_draft(logits, (), round_, self.draft_ids).topk(shape.ranks_needed).indices  # [B, n, R]
+        tokens = best[:, shape.places, shape.ranks]
+        if self.draft_ids is not None:
+            tokens = self.draft_ids[tokens]
+        return Draft(tokens.to(round_.device), shape.tree.within(limits), None, steps=1, tree=shape.tree)
+
+    def _shape(self, nodes: int, depth: int, rows: int) -> _Shape:
+        key = nodes, depth, rows
+        if key not in self._shapes:
+            self._shapes[key] = _Shape.grown(self.rank_accuracy[:depth], nodes, rows, self.state.device)
+        return self._shapes[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A static tree, and which head's which guess stands at each node."""
+
+    tree: TokenTree
+    places: Tensor  # [K] head
+    ranks: Tensor  # [K] guess of that head
+    ranks_needed: int
+
+    @classmethod
+    def grown(cls, accuracy: RankAccuracy, nodes: int, rows: int, device: torch.device) -> _Shape:
+        parents, ranks = grow(accuracy, nodes)
+        tree = TokenTree.of(parents, rows, device)
+        return cls(tree, tree.depths[0, 1:] - 1, torch.tensor(ranks, device=device), 1 + max(ranks))
+
+
+def usual_accuracy(heads: int, ranks: int = 10) -> RankAccuracy:
+    """Stands in for rank accuracies that a checkpoint does not state (public ones never do).
+
+    Falling like a power of the rank and geometrically from head to head, as Medusa's published accuracies do; only
+    the shape of the tree depends on it.
+    """
+    return tuple(tuple(0.5 * 0.75**i / (1 + r) ** 1.7 for r in range(ranks)) for i in range(heads))
+
+
+def fuse(heads: MedusaHeads | BlockwiseHeads) -> Fused:
+    """All heads in as few products as possible, with weights laid out for the processor."""
+    with torch.no_grad():
+        states = _fuse_medusa(heads) if isinstance(heads, MedusaHeads) else _fuse_blockwise(heads)
+        weight = heads.head_weight().detach()
+        if weight.dim() == 2:
+            shared = Product(weight)
+            return lambda x: shared(states(x))
+        own = [Product(w) for w in weight]
+        return lambda x: torch.stack([product(y) for product, y in zip(own, states(x).unbind(1), strict=True)], 1)
+
+
+def _fuse_medusa(heads: MedusaHeads) -> Fused:
+    """[B, h] -> [B, n, h]: the first block of all heads is one product, deeper ones are one batched product each."""
+    n, h = heads.heads, heads.hidden_size
+    blocks = [linears(block.layers) for block in heads.blocks if isinstance(block, ResidualBlocks)]
+    layers = list(zip(*blocks, strict=True))
+    first = Product.of(*layers[0])
+    deeper = []
+    for modules in layers[1:]:
+        bias = torch.stack([m.bias for m in modules])[:, None] if heads.config.bias else None
+        deeper.append((torch.stack([m.weight.T for m in modules]), bias))  # [n, h, h], [n, 1, h]
+
+    def states(x: Tensor) -> Tensor:
+        y = x[:, None] + functional.silu(first(x).view(-1, n, h))
+        for weight, bias in deeper:
+            z = torch.bmm(y.transpose(0, 1), weight)
+            y = y + functional.silu(z if bias is None else z + bias).transpose(0, 1)
+        return y
+
+    return states
+
+
+def _fuse_blockwise(heads: BlockwiseHeads) -> Fused:
+    """[B, h] -> [B, n, h]."""
+    inner, outer = Product.of(heads.inner), Product.of(heads.outer)
+    n, h = heads.heads, heads.hidden_size
+    return lambda x: x[:, None] + outer(functional.silu(inner(x))).view(-1, n, h)
