@@ -59,17 +59,24 @@ def attend_rows(
     query: Tensor, key: Tensor, value: Tensor, step: Step, scaling: float | None, window: int | None
 ) -> Tensor:
     """Plain scaled dot-product attention of a step. Shapes as in `attend`."""
-    causal = step.is_fresh_prefill and (window is None or step.query <= window)
+    if step.is_fresh_prefill and (window is None or step.query <= window):
+        grouped = query.shape[1] != key.shape[1]
+        out = nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+        )
+        return out.transpose(1, 2)
+    # The query heads that share a key head become further queries of it: the keys are read once, and the kernel does
+    # not expand them, which on a CPU costs several times the attention itself.
+    rows, heads, width, size = query.shape
+    groups = heads // key.shape[1]
     out = nn.functional.scaled_dot_product_attention(
-        query,
+        query.reshape(rows, -1, groups * width, size),
         key,
         value,
-        attn_mask=None if causal else step.mask(window),
-        is_causal=causal,
+        attn_mask=step.mask(window, groups),
         scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
     )
-    return out.transpose(1, 2)
+    return out.reshape(rows, heads, width, -1).transpose(1, 2)
 
 
 def _attend_plainly(
@@ -150,7 +157,7 @@ class CausalModel:
             getattr(config, "max_position_embeddings", None) or 1 << 20, _constant_rope_context(config)
         )
         # Layer indices stay those of the full model even when only some layers run.
-        self.cache = RowCache(1 + max(_layer_indices(model)))
+        self.cache = RowCache(1 + max(layer_numbers(model)))
         # 5.24 renamed the argument; older versions know it as past_key_values.
         parameters = inspect.signature(type(model).forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
@@ -266,6 +273,7 @@ def _layer_stack(model: PreTrainedModel) -> nn.ModuleList:
     )
 
 
-def _layer_indices(model: PreTrainedModel) -> list[int]:
+def layer_numbers(model: PreTrainedModel) -> set[int]:
+    """Numbers in the cache of the layers that a model runs."""
     found = (getattr(module, "layer_idx", None) for module in model.modules())
-    return [index for index in found if isinstance(index, int)]
+    return {index for index in found if isinstance(index, int)}

@@ -41,7 +41,7 @@ class Step:
     query: int
     device: torch.device
     tail: Tail | None = None
-    _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
     _slots: Tensor | None = None
     _positions: Tensor | None = None
 
@@ -72,17 +72,20 @@ class Step:
             self._positions = base + self.tail.depths.gather(1, self.slots - base)
         return self._positions
 
-    def mask(self, window: int | None) -> Tensor | None:
-        """[B, 1, q, length] bool, True where a query may look; None where every slot is visible.
+    def mask(self, window: int | None, groups: int = 1) -> Tensor | None:
+        """[B, 1, groups * q, length] bool, True where a query may look; None where every slot is visible.
 
-        `window` is the reach of a sliding-window layer, the query's own place included.
+        Args:
+            window: reach of a sliding-window layer, the query's own place included.
+            groups: how often the q places are repeated, one group after the other.
         """
         alone = len(self.starts) == 1 and self.query == 1 and self.tail is None
         if alone and (window is None or self.length <= window):
             return None
-        if window not in self._masks:
-            self._masks[window] = self._chain_mask(window) if self.tail is None else self._tree_mask(self.tail, window)
-        return self._masks[window]
+        if (window, groups) not in self._masks:
+            mask = self._chain_mask(window) if self.tail is None else self._tree_mask(self.tail, window)
+            self._masks[window, groups] = mask if groups == 1 else mask.repeat(1, 1, groups, 1)
+        return self._masks[window, groups]
 
     def _chain_mask(self, window: int | None) -> Tensor:
         slot = torch.arange(self.length, device=self.device)
