@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from spectune import __version__
-from spectune.cli import doctor, export, fit, generate, probe, recommend, report, suites, sweep
+from spectune.cli import doctor, export, fit, generate, probe, recommend, report, suites, sweep, train, verify
 from spectune.errors import SpectuneError
 
 app = typer.Typer(
@@ -40,7 +40,9 @@ app.command("sweep")(sweep.sweep)
 app.command("recommend")(recommend.recommend)
 app.command("report")(report.report)
 app.command("fit")(fit.fit)
+app.command("verify")(verify.verify)
 app.command("export")(export.export)
+app.command("train")(train.train)
 app.command("generate")(generate.generate)
 app.add_typer(suites.app, name="suites")
 app.command("probe")(probe.probe)
@@ -48,8 +50,9 @@ app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 success, 2 wrong use, 3 cannot judge, 4 failed, 130 interrupted.
+    """Run the command line.
 
+    Exit codes: 0 success, 1 `verify` found a difference, 2 wrong use, 3 cannot judge, 4 failed, 130 interrupted.
     `SPECTUNE_DEBUG=1` shows the traceback of a known error too.
     """
     try:

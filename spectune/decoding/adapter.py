@@ -211,11 +211,12 @@ class CausalModel:
     @property
     def embedding(self) -> Any:
         """Tensor [V, h] of input embeddings."""
-        return self.model.get_input_embeddings().weight
+        module: Any = self.model.get_input_embeddings()
+        return module.weight.detach()
 
     def head_rows(self, ids: Tensor | None = None) -> Tensor:
         """[n, h] rows of the output head, in the order of `ids`; all without."""
-        weight = self.model.get_output_embeddings().weight
+        weight = self.model.get_output_embeddings().weight.detach()
         return weight if ids is None else weight[ids.to(weight.device)]
 
     def subset(self, layers: Sequence[int]) -> CausalModel:

@@ -24,9 +24,8 @@ import spectune.decoding.tree_rules as tree_rules
 from spectune.decoding import rules
 from spectune.decoding.adapter import CausalModel
 from spectune.decoding.cache import KVStore, Step, Tail
-from spectune.decoding.drafter import Draft, Drafter, Kept, Round, Row
+from spectune.decoding.drafter import Draft, Drafter, Kept, Round, Row, SharesCache
 from spectune.decoding.generation import Generation, Origin, RoundTrace
-from spectune.decoding.model_drafter import ModelDrafter
 from spectune.decoding.random import CounterCoins, Stream, pick, uniform
 from spectune.decoding.sampling import History, is_greedy, probabilities
 from spectune.decoding.schedule import KSchedule
@@ -126,7 +125,7 @@ class Decoder:
         )
         if self.drafter:
             self.drafter.start(rows, self.store.capacity)
-            if isinstance(self.drafter, ModelDrafter) and self.drafter.shares_target_cache:
+            if isinstance(self.drafter, SharesCache):
                 self.drafter.adopt(self.store)
         self.slots = []
         clock = make_clock(self.target.device, self.drafter.device if self.drafter else None)

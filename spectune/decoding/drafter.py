@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from spectune.decoding.cache import KVStore
 from spectune.decoding.random import Stream, uniform
 from spectune.decoding.sampling import History
 from spectune.decoding.tree import Siblings, TokenTree
@@ -118,3 +119,11 @@ class Drafter(Protocol):
 
     def move(self, source: int, destination: int) -> None:
         """Copy one row's state over another's."""
+
+
+@runtime_checkable
+class SharesCache(Protocol):
+    """A drafter that may run on the target's own cache."""
+
+    def adopt(self, store: KVStore) -> None:
+        """The target's cache of this run, after `start`."""

@@ -1,29 +1,70 @@
-"""Drafters by name: `ngram`, `early-exit:8`, `layer-skip:10-14,20`, or a draft model's folder or hub id."""
+"""Drafters by name.
+
+    ngram, ngram:2-5                  lookup in the row's own text
+    FOLDER or HUB/ID                  a draft model; smollm2-1l and smollm2-4l ship with spectune
+    early-exit:8, early-exit:HEAD     the target's first layers, with its own head or a trained exit
+    layer-skip:12-15,a3, layer-skip:FOLDER    the target without some blocks, named or searched
+    medusa:HEAD, blockwise:HEAD, eagle:HEAD, eagle3:HEAD, mlp-speculator:HEAD
+    tree:NAME                         the same drafter, drafting trees; eagle2:HEAD is tree:eagle:HEAD
+    sequoia:NAME, specinfer:NAME      trees of a planned shape, children drawn without or with replacement
+    staged:A>B                        A drafts for B, B for the target
+
+HEAD is a folder, a hub id, or `demo` for the heads that ship for SmolLM2.
+"""
 
 from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from spectune.decoding.adapter import CausalModel
+from spectune.decoding.adapter import CausalModel, layer_numbers
 from spectune.decoding.drafter import Drafter
-from spectune.decoding.loading import Loaded, load, shared_vocabulary, weight_bytes_per_step
+from spectune.decoding.exit_drafter import exit_drafter
+from spectune.decoding.head_drafters import build_head, demo_drafts, head_folder
+from spectune.decoding.layer_skip import skip_of, skipped_model
+from spectune.decoding.loading import Loaded, digest_of, load, shared_vocabulary, weight_bytes_per_step
 from spectune.decoding.model_drafter import ModelDrafter
-from spectune.decoding.ngram import MAX_NGRAM, MIN_NGRAM, NgramDrafter
+from spectune.decoding.ngram import MAX_NGRAM, MIN_NGRAM, NgramDrafter, NgramTreeDrafter
+from spectune.decoding.pruned_drafter import pruned_drafter
+from spectune.decoding.staged import stage_names, staged
+from spectune.decoding.tree_calibration import CalibratedShapes
+from spectune.decoding.tree_drafter import Plan, TreeModelDrafter
+from spectune.decoding.tree_plans import DynamicPlan, StaticPlan
 from spectune.errors import UsageError
+from spectune.heads.medusa_layouts import load_exit
+from spectune.heads.pruned import is_pruned, load_pruned
 from spectune.sweeping.cell import ModelInfo
 
-KINDS = ("ngram", "early-exit", "layer-skip")
+HEADS = ("medusa", "blockwise", "eagle", "eagle3", "mlp-speculator")
+TREES = ("tree", "sequoia", "specinfer")
+KINDS = ("ngram", "early-exit", "layer-skip", *HEADS, "eagle2", *TREES, "staged")
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltDrafter:
+    """A drafter with what a reader of its results should know."""
+
     drafter: Drafter
     info: ModelInfo | None  # None: no weights
-    notes: tuple[str, ...] = ()
+    fixed_notes: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The drafter's own notes grow while it plans trees."""
+        return (*self.fixed_notes, *getattr(self.drafter, "notes", ()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    target: Loaded
+    device: torch.device
+    dtype: torch.dtype
+    revision: str | None
+    trust_remote_code: bool
 
 
 def build_drafter(
@@ -38,47 +79,149 @@ def build_drafter(
     """Make the drafter that `name` asks for.
 
     Raises:
-        UsageError: a malformed name, layers the target lacks, a missing model or another tokenizer.
+        UsageError: a malformed name, layers the target lacks, a missing model, a head for another target, or another
+            tokenizer.
     """
+    return _build(name, _Setting(target, device, dtype, revision, trust_remote_code))
+
+
+def _build(name: str, setting: _Setting) -> BuiltDrafter:
     kind, _, argument = name.partition(":")
     if kind == "ngram":
-        return BuiltDrafter(_ngram(name, argument), None)
+        return BuiltDrafter(_ngram(NgramDrafter, name, argument), None)
+    if kind == "eagle2":
+        kind, argument = "tree", f"eagle:{argument}"
+    if kind in HEADS:
+        return _head(kind, argument, setting, tree=False)
+    if kind in TREES:
+        return _tree(name, kind, argument, setting)
+    if kind == "staged":
+        return _staged(name, argument, setting)
+    return _model(name, setting)
+
+
+def _head(kind: str, where: str, setting: _Setting, *, tree: bool) -> BuiltDrafter:
+    built = build_head(kind, where, setting.target, tree=tree, device=setting.device, dtype=setting.dtype)
+    return BuiltDrafter(built.drafter, built.info)
+
+
+def _tree(name: str, kind: str, inner: str, setting: _Setting) -> BuiltDrafter:
+    """A drafter that drafts trees of the kind."""
+    inner_kind, _, argument = inner.partition(":")
+    if not inner:
+        raise UsageError(f"{name!r} names no drafter", f"for example {kind}:eagle3:demo")
+    if inner_kind in ("staged", "eagle2", *TREES):
+        raise UsageError(f"{inner_kind} cannot draft inside {kind}", f"name a plain drafter: {kind}:ngram")
+    if inner_kind == "ngram" or inner_kind in HEADS:
+        if kind != "tree":
+            raise UsageError(f"{kind} plans trees for language models, not for {inner_kind}", f"use tree:{inner}")
+        if inner_kind == "ngram":
+            return BuiltDrafter(_ngram(NgramTreeDrafter, name, argument), None)
+        return _renamed(_head(inner_kind, argument, setting, tree=True), name)
+    chain = _model(inner, setting)
+    assert isinstance(chain.drafter, ModelDrafter)
+    assert chain.info is not None
+    plan: Plan = DynamicPlan()
+    if kind != "tree":
+        siblings: Literal["without_replacement", "iid"] = "without_replacement" if kind == "sequoia" else "iid"
+        shapes = CalibratedShapes(setting.target, chain.drafter, chain.info.digest, siblings)
+        plan = StaticPlan(shapes, siblings)
+    built = BuiltDrafter(TreeModelDrafter(chain.drafter, plan), chain.info, chain.fixed_notes)
+    return _renamed(built, name)
+
+
+def _renamed(built: BuiltDrafter, name: str) -> BuiltDrafter:
+    """A tree drafts otherwise than a chain of the same weights: its digest is its own."""
+    assert built.info is not None
+    kind = name.partition(":")[0]
+    info = built.info.model_copy(update={"name": name, "digest": f"{kind}/{built.info.digest}"})
+    return BuiltDrafter(built.drafter, info, built.fixed_notes)
+
+
+def _staged(name: str, argument: str, setting: _Setting) -> BuiltDrafter:
+    stages = [_build(stage, setting) for stage in stage_names(name, argument)]
+    infos = [stage.info for stage in stages if stage.info is not None]
+    if not infos:
+        raise UsageError(f"{name!r}: the last stage needs a model", "write staged:ngram>MODEL")
+    last = infos[-1]
+    info = last.model_copy(
+        update={
+            "name": name,
+            "digest": ">".join(stage.info.digest if stage.info else "none" for stage in stages),
+            "parameters": sum(info.parameters for info in infos),
+            "kv_bytes_per_token": sum(info.kv_bytes_per_token for info in infos),
+        }
+    )
+    notes = tuple(note for stage in stages for note in stage.notes)
+    return BuiltDrafter(staged([stage.drafter for stage in stages]), info, notes)
+
+
+def _model(name: str, setting: _Setting) -> BuiltDrafter:
+    """A ModelDrafter: the target's own layers, or a draft model."""
+    kind, _, argument = name.partition(":")
+    target = setting.target
     if kind == "early-exit":
-        kept = _whole_number(name, argument)
-        if not 0 < kept < target.info.layers:
-            raise UsageError(
-                f"{name!r}: the target has {target.info.layers} layers; exit after 1 to {target.info.layers - 1}"
-            )
-        return _self_speculative(name, target, list(range(kept)))
+        return _early_exit(name, argument, setting)
     if kind == "layer-skip":
-        skipped = parse_layers(name, argument)
-        if max(skipped) >= target.info.layers:
-            raise UsageError(f"{name!r}: the target's layers are 0 to {target.info.layers - 1}")
-        return _self_speculative(name, target, [i for i in range(target.info.layers) if i not in skipped])
+        if not argument:
+            raise UsageError(f"{name!r} names no layers", "for example layer-skip:12-15")
+        return _self_speculative(name, target, skipped_model(target.model, skip_of(name, argument)))
+    if (folder := _pruned_folder(name)) is not None:
+        drafter = pruned_drafter(target.model, load_pruned(folder))
+        return BuiltDrafter(drafter, _info(name, target, drafter.model, digest_of(folder), own=True))
     close = difflib.get_close_matches(kind, KINDS, n=1)
     if close and "/" not in name and not Path(name).is_dir():
         raise UsageError(f"no drafter {name!r}", f"did you mean {close[0]}? A model folder here is written ./{name}")
-    loaded = load(name, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+    loaded = load(
+        name,
+        device=setting.device,
+        dtype=setting.dtype,
+        revision=setting.revision,
+        trust_remote_code=setting.trust_remote_code,
+    )
     notes: tuple[str, ...] = ()
     if loaded.model.vocab_size != target.model.vocab_size:
         notes = (
             f"vocabularies are padded differently ({loaded.model.vocab_size} in the draft, "
             f"{target.model.vocab_size} in the target); ids the tokenizer does not know are never proposed",
         )
-    drafter = ModelDrafter(
+    model_drafter = ModelDrafter(
         loaded.model, shared_vocab=shared_vocabulary(target, loaded), target_vocab=target.model.vocab_size
     )
-    return BuiltDrafter(drafter, loaded.info, notes)
+    return BuiltDrafter(model_drafter, loaded.info, notes)
 
 
-def _ngram(name: str, argument: str) -> NgramDrafter:
+def _pruned_folder(name: str) -> Path | None:
+    """Where a pruned draft of our own format lies, if `name` is one."""
+    shipped = demo_drafts() / name.removeprefix("smollm2-")
+    if name.startswith("smollm2-") and shipped.is_dir():
+        return shipped
+    folder = Path(name).expanduser()
+    return folder if folder.is_dir() and is_pruned(folder) else None
+
+
+def _early_exit(name: str, argument: str, setting: _Setting) -> BuiltDrafter:
+    target = setting.target
+    if argument.isascii() and argument.isdecimal():
+        kept = _whole_number(name, argument)
+        if not 0 < kept < target.info.layers:
+            raise UsageError(
+                f"{name!r}: the target has {target.info.layers} layers; exit after 1 to {target.info.layers - 1}"
+            )
+        return _self_speculative(name, target, target.model.subset(list(range(kept))))
+    folder = head_folder("early-exit", argument)
+    drafter = exit_drafter(target.model, load_exit(folder))
+    return BuiltDrafter(drafter, _info(name, target, drafter.model, digest_of(folder)))
+
+
+def _ngram(kind: type[NgramDrafter], name: str, argument: str) -> NgramDrafter:
     if not argument:
-        return NgramDrafter(MIN_NGRAM, MAX_NGRAM)
+        return kind(MIN_NGRAM, MAX_NGRAM)
     low, _, high = argument.partition("-")
     sizes = _whole_number(name, low), _whole_number(name, high or low)
     if not 1 <= sizes[0] <= sizes[1]:
         raise UsageError(f"{name!r}: want ngram:MIN-MAX with 1 <= MIN <= MAX")
-    return NgramDrafter(*sizes)
+    return kind(*sizes)
 
 
 def _whole_number(name: str, text: str) -> int:
@@ -87,36 +230,24 @@ def _whole_number(name: str, text: str) -> int:
     return int(text)
 
 
-def parse_layers(name: str, text: str) -> set[int]:
-    """`10-14,20` -> {10, 11, 12, 13, 14, 20}."""
-    layers: set[int] = set()
-    for part in text.split(","):
-        low, dash, high = part.partition("-")
-        first = _whole_number(name, low)
-        last = _whole_number(name, high) if dash else first
-        if last < first:
-            raise UsageError(f"drafter {name!r}: {part!r} runs backwards")
-        layers.update(range(first, last + 1))
-    return layers
-
-
-def _self_speculative(name: str, target: Loaded, layers: list[int]) -> BuiltDrafter:
+def _self_speculative(name: str, target: Loaded, model: CausalModel) -> BuiltDrafter:
     """The target with fewer layers, on the target's own cache."""
-    model = target.model.subset(layers)
     drafter = ModelDrafter(
         model,
         shared_vocab=target.model.vocab_size,
         target_vocab=target.model.vocab_size,
         shares_target_cache=True,
     )
-    return BuiltDrafter(drafter, _subset_info(name, target, model, len(layers)))
+    return BuiltDrafter(drafter, _info(name, target, model, target.info.digest))
 
 
-def _subset_info(name: str, target: Loaded, model: CausalModel, layers: int) -> ModelInfo:
+def _info(name: str, target: Loaded, model: CausalModel, digest: str, *, own: bool = False) -> ModelInfo:
+    """Facts about a model made of the target's parts; `own` says that digest names weights of its own."""
+    layers = len(layer_numbers(model.model))
     return target.info.model_copy(
         update={
             "name": name,
-            "digest": f"{target.info.digest}/{name}",
+            "digest": f"{target.info.digest}/{digest}" if own else f"{digest}/{name}",
             "parameters": sum(p.numel() for p in model.model.parameters()),
             "weight_bytes_per_step": weight_bytes_per_step(model.model),
             "kv_bytes_per_token": target.info.kv_bytes_per_token * layers // target.info.layers,

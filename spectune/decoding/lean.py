@@ -9,8 +9,8 @@ forward, keep the general path.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,6 +39,8 @@ class Layer:
     down: Product  # f -> h
     window: int | None
     scaling: float
+    runs_attention: bool = True  # a block that does not run passes its input on
+    runs_mlp: bool = True
 
 
 class LeanModel(CausalModel):
@@ -54,6 +56,7 @@ class LeanModel(CausalModel):
         self.rotary = base.rotary_emb
         self.layers = [_layer(module) for module in base.layers]
         self.head = Product.of(model.get_output_embeddings())
+        self.finish: Callable[[Tensor], Tensor] = self._normalize  # between the layers and the output head
 
     def forward(self, ids: Tensor, step: Step, store: KVStore, *, last_only: bool = False) -> Tensor:
         x, _ = self._states(ids, step, store, ())
@@ -68,7 +71,6 @@ class LeanModel(CausalModel):
     def _states(self, ids: Tensor, step: Step, store: KVStore, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """What the head reads [B, q, h], and the states at the taps [B, q, len(taps) * h]."""
         tapped: list[Tensor] = []
-        rows, width = ids.shape
         x = functional.embedding(ids, self.embedding)  # [B, q, h]
         cos, sin = self.rotary(x, step.positions.clamp(max=self.max_context - 1))  # [B, q, head_dim]
         half = cos.shape[-1] // 2
@@ -78,27 +80,37 @@ class LeanModel(CausalModel):
         for number, layer in enumerate(self.layers):
             if number in taps:
                 tapped.append(x)
-            hidden = functional.rms_norm(x, layer.norm_in.shape, layer.norm_in, self.eps)
-            qkv = layer.qkv(hidden).view(rows, width, self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
-            if layer.q_norm is not None and layer.k_norm is not None:
-                query, key, value = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
-                query = functional.rms_norm(query, layer.q_norm.shape, layer.q_norm, self.eps)
-                key = functional.rms_norm(key, layer.k_norm.shape, layer.k_norm, self.eps)
-                turned = torch.cat([query, key], 1)
-            else:
-                turned, value = qkv.split([self.heads + self.kv_heads, self.kv_heads], 1)
-            turned = torch.addcmul(turned * cos, turned.roll(half, -1), sin)
-            query, key = turned.split([self.heads, self.kv_heads], 1)
-            keys, values = store.write(layer.index, key, value, step)
-            mixed = attend_rows(query, keys, values, step, layer.scaling, layer.window)
-            x = x + layer.out(mixed.reshape(rows, width, -1))
-            hidden = functional.rms_norm(x, layer.norm_mlp.shape, layer.norm_mlp, self.eps)
-            gate, up = layer.gate_up(hidden).chunk(2, -1)
-            x = x + layer.down(functional.silu(gate) * up)
-        x = functional.rms_norm(x, self.final_norm.shape, self.final_norm, self.eps)
+            if layer.runs_attention:
+                x = x + self._attend(x, layer, cos, sin, step, store)
+            if layer.runs_mlp:
+                hidden = functional.rms_norm(x, layer.norm_mlp.shape, layer.norm_mlp, self.eps)
+                gate, up = layer.gate_up(hidden).chunk(2, -1)
+                x = x + layer.down(functional.silu(gate) * up)
+        x = self.finish(x)
         if len(self.layers) in taps:
             tapped.append(x)
         return x, torch.cat(tapped, -1) if tapped else x[..., :0]
+
+    def _normalize(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.final_norm.shape, self.final_norm, self.eps)
+
+    def _attend(self, x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, step: Step, store: KVStore) -> Tensor:
+        """A layer's attention block without its residual. x [B, q, h]; cos, sin [B, 1, q, head_dim] -> [B, q, h]."""
+        rows, width, _ = x.shape
+        hidden = functional.rms_norm(x, layer.norm_in.shape, layer.norm_in, self.eps)
+        qkv = layer.qkv(hidden).view(rows, width, self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query, key, value = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
+            query = functional.rms_norm(query, layer.q_norm.shape, layer.q_norm, self.eps)
+            key = functional.rms_norm(key, layer.k_norm.shape, layer.k_norm, self.eps)
+            turned = torch.cat([query, key], 1)
+        else:
+            turned, value = qkv.split([self.heads + self.kv_heads, self.kv_heads], 1)
+        turned = torch.addcmul(turned * cos, turned.roll(cos.shape[-1] // 2, -1), sin)
+        query, key = turned.split([self.heads, self.kv_heads], 1)
+        keys, values = store.write(layer.index, key, value, step)
+        mixed = attend_rows(query, keys, values, step, layer.scaling, layer.window)
+        return layer.out(mixed.reshape(rows, width, -1))
 
     def subset(self, layers: Sequence[int]) -> LeanModel:
         twin = copy.copy(self)
@@ -106,15 +118,57 @@ class LeanModel(CausalModel):
         twin.layers = [self.layers[i] for i in layers]
         return twin
 
+    def without_blocks(self, attention: Collection[int], mlp: Collection[int]) -> LeanModel:
+        """The same weights with single blocks left out; the cache layers keep their numbers.
+
+        The twin's module holds what still runs, for its sizes only: its own forward is lost.
+
+        Args:
+            attention: layers whose attention does not run.
+            mlp: layers whose MLP does not run.
+
+        Raises:
+            UsageError: nothing left to run.
+        """
+        kept = [i for i in range(len(self.layers)) if i not in attention or i not in mlp]
+        twin = self.subset(kept)
+        twin.layers = [replace(self.layers[i], runs_attention=i not in attention, runs_mlp=i not in mlp) for i in kept]
+        stack: Any = twin.model.base_model.layers
+        for place, i in enumerate(kept):
+            if i in attention:
+                stack[place] = _without(stack[place], "self_attn", "input_layernorm")
+            if i in mlp:
+                stack[place] = _without(stack[place], "mlp", "post_attention_layernorm")
+        return twin
+
+    def with_exit(self, model: Any, finish: Callable[[Tensor], Tensor], head: Product) -> LeanModel:
+        """The same layers with another way out.
+
+        Args:
+            model: a module of these layers and that way out, for its sizes.
+            finish: what stands between the layers and the output head. [B, q, h] -> [B, q, h].
+            head: the output head, perhaps of another width than the vocabulary.
+        """
+        twin = copy.copy(self)
+        twin.model, twin.finish, twin.head = model, finish, head
+        return twin
+
     def drop_originals(self) -> None:
         """Free the module weights that the products hold copies of; sizes and types stay known.
 
         The output head stays: drafters read rows of it.
         """
-        kept = {id(self.embedding), id(self.head_rows())}
+        kept = {id(m.weight) for m in (self.model.get_input_embeddings(), self.model.get_output_embeddings())}
         for module in self.model.modules():
             if isinstance(module, nn.Linear) and id(module.weight) not in kept:
                 module.weight = nn.Parameter(module.weight.to("meta"), requires_grad=False)
+
+
+def _without(module: nn.Module, *names: str) -> nn.Module:
+    """A copy of a module without some of its children; parameters are shared."""
+    twin = copy.copy(module)
+    twin._modules = {name: child for name, child in module._modules.items() if name not in names}
+    return twin
 
 
 def _layer(module: Any) -> Layer:

@@ -165,7 +165,7 @@ def _check_decodes(name: str, causal: CausalModel) -> int:
 def _info(name: str, where: str, config: Any, model: PreTrainedModel, causal: CausalModel, kv_bytes: int) -> ModelInfo:
     return ModelInfo(
         name=name,
-        digest=_digest(where, config),
+        digest=digest_of(where, config),
         parameters=sum(p.numel() for p in model.parameters()),
         weight_bytes_per_step=weight_bytes_per_step(model),
         kv_bytes_per_token=kv_bytes,
@@ -196,7 +196,7 @@ def weight_bytes_per_step(model: PreTrainedModel) -> int:
     return int(total)
 
 
-def _digest(where: str, config: Any) -> str:
+def digest_of(where: str | Path, config: Any = None) -> str:
     """Pins the weights: the hub's commit, or a hash over a local folder's files (ends of the large ones)."""
     commit = getattr(config, "_commit_hash", None)
     if commit:

@@ -47,8 +47,9 @@ class ModelDrafter:
             self.store = KVStore(rows, min(capacity, self.model.max_context))
 
     def adopt(self, store: KVStore) -> None:
-        """Self-speculation: use the target's cache of this run."""
-        self.store = store
+        """Self-speculation uses the target's cache of this run."""
+        if self.shares_target_cache:
+            self.store = store
 
     def admit(self, index: int, row: Row, states: Tensor | None = None) -> None:
         self.cached[index] = 0

@@ -21,6 +21,7 @@ from spectune.decoding.last_state import LastState
 from spectune.decoding.product import Product
 from spectune.decoding.tree import TokenTree
 from spectune.decoding.tree_shapes import grow
+from spectune.errors import UsageError
 from spectune.heads.blockwise import BlockwiseHeads
 from spectune.heads.medusa import MedusaHeads, ResidualBlocks
 from spectune.heads.parallel import RankAccuracy, linears
@@ -44,7 +45,7 @@ class ParallelDrafter(LastState):
         self.draws_tree = tree
         self.heads = heads.heads
         self.draft_ids = heads.draft_ids
-        self.rank_accuracy = heads.rank_accuracy or usual_accuracy(heads.heads)
+        self.rank_accuracy = heads.rank_accuracy or usual_accuracy(heads.heads, min(10, heads.draft_size))
         self.logits = fuse(heads)
         self._shapes: dict[tuple[int, int, int], _Shape] = {}
 
@@ -66,8 +67,12 @@ class ParallelDrafter(LastState):
 
     def _tree(self, logits: Tensor, limits: Tensor, round_: Round) -> Draft:
         """The static tree: a node of depth d and rank r is head d - 1's r-th most likely token. logits [B, n, D]."""
+        if round_.rule == "block":
+            raise UsageError(
+                "block verification is for chains, and this drafter drafts trees", "use --rule speculative"
+            )
         rows, depth, _ = logits.shape
-        shape = self._shape(round_.nodes, depth, rows)
+        shape = self._shape(round_.nodes, depth, rows, round_.device)
         # All nodes share the row's past: which path leads to a node is not known to the heads.
         best = penalize_draft(logits, (), round_, self.draft_ids).topk(shape.ranks_needed).indices  # [B, n, R]
         tokens = best[:, shape.places, shape.ranks]
@@ -75,10 +80,13 @@ class ParallelDrafter(LastState):
             tokens = self.draft_ids[tokens]
         return Draft(tokens.to(round_.device), shape.tree.within(limits), None, steps=1, tree=shape.tree)
 
-    def _shape(self, nodes: int, depth: int, rows: int) -> _Shape:
+    def _shape(self, nodes: int, depth: int, rows: int, device: torch.device) -> _Shape:
         key = nodes, depth, rows
         if key not in self._shapes:
-            self._shapes[key] = _Shape.grown(self.rank_accuracy[:depth], nodes, rows, self.state.device)
+            parents, ranks = grow(self.rank_accuracy[:depth], nodes)
+            tree = TokenTree.of(parents, rows, device)
+            places = (tree.depths[0, 1:] - 1).to(self.state.device)
+            self._shapes[key] = _Shape(tree, places, torch.tensor(ranks, device=places.device), 1 + max(ranks))
         return self._shapes[key]
 
 
@@ -86,19 +94,13 @@ class ParallelDrafter(LastState):
 class _Shape:
     """A static tree, and which head's which guess stands at each node."""
 
-    tree: TokenTree
+    tree: TokenTree  # on the target's device, all else on the drafter's
     places: Tensor  # [K] head
     ranks: Tensor  # [K] guess of that head
     ranks_needed: int
 
-    @classmethod
-    def grown(cls, accuracy: RankAccuracy, nodes: int, rows: int, device: torch.device) -> _Shape:
-        parents, ranks = grow(accuracy, nodes)
-        tree = TokenTree.of(parents, rows, device)
-        return cls(tree, tree.depths[0, 1:] - 1, torch.tensor(ranks, device=device), 1 + max(ranks))
 
-
-def usual_accuracy(heads: int, ranks: int = 10) -> RankAccuracy:
+def usual_accuracy(heads: int, ranks: int) -> RankAccuracy:
     """Stands in for rank accuracies that a checkpoint does not state (public ones never do).
 
     Falling like a power of the rank and geometrically from head to head, as Medusa's published accuracies do; only

@@ -22,6 +22,7 @@ class Stream(IntEnum):
     DRAFT = 1  # which token the drafter proposes
     ACCEPT = 2  # whether a drafted token is kept
     TARGET = 3  # which token is drawn from the target, or from what is left of it after a rejection
+    STAGE = 4  # a seed of its own for each inner round of a staged drafter
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
@@ -39,11 +40,16 @@ def uniform(seed: Tensor, stream: Stream, position: Tensor, index: Tensor) -> Te
 
     `seed`, `position` and `index` are int64 and broadcast against each other; the result has their common shape.
     """
+    # 52 random bits and half a step: never exactly 0 (which would accept p = 0) and never 1.
+    return (_shift(fork(seed, stream, position, index), 12).double() + 0.5) * 2.0**-52
+
+
+def fork(seed: Tensor, stream: Stream, position: Tensor, index: Tensor) -> Tensor:
+    """Seeds, int64: the coins of one are independent of those of `seed` and of every other fork. Shapes as above."""
     x = seed
     for key in (torch.as_tensor(int(stream), device=seed.device), position, index):
         x = _mix((x + _GOLDEN) ^ _mix(key + _GOLDEN))
-    # 52 random bits and half a step: never exactly 0 (which would accept p = 0) and never 1.
-    return (_shift(x, 12).double() + 0.5) * 2.0**-52
+    return x
 
 
 def pick(weights: Tensor, u: Tensor) -> Tensor:

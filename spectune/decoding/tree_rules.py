@@ -142,7 +142,7 @@ def typical(
     log_p = torch.nn.functional.pad(p_token.clamp(min=torch.finfo(p.dtype).tiny).log(), (1, 0))
     score = (tree.ancestors * log_p[:, None, :]).sum(-1).masked_fill(~longest, -torch.inf)
     # The first of the best, since argmax may return any of equals.
-    best = longest & (score == score.amax(1, keepdim=True))
+    best = score == score.amax(1, keepdim=True)
     node = torch.where(best, tree.nodes, tree.width).amin(1)
 
     p_next = _row(p, node)

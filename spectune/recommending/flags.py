@@ -7,12 +7,14 @@ translated silently: where an engine has no such method, that is what is said.
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from spectune.speedup.profile import Config
+from spectune.sweeping.cell import LOSSY_RULES
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
@@ -20,7 +22,20 @@ ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 # The n-gram lengths that spectune's own drafter looks up where its name gives none.
 NGRAM_MIN, NGRAM_MAX = 1, 4
 
-Method = Literal["draft-model", "ngram", "early-exit", "layer-skip"]
+Method = Literal[
+    "draft-model",
+    "ngram",
+    "early-exit",
+    "layer-skip",
+    "eagle",
+    "eagle3",
+    "medusa",
+    "mlp-speculator",
+    "blockwise",
+    "staged",
+]
+_EAGLES = ("eagle", "eagle3")
+_TREES = ("tree", "sequoia", "specinfer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +51,45 @@ class Flags:
 def flags(choice: Config | None, *, temperature: float = 0.0, engine: EngineName | None = None) -> tuple[Flags, ...]:
     """The settings for `engine`, or for every engine. For OFF there are none: leave speculation out."""
     wanted = ENGINES if engine is None else (engine,)
-    return tuple(_FORMS[name](choice, temperature) for name in wanted)
+    found = [_FORMS[name](choice, temperature) for name in wanted]
+    notes = () if choice is None else _own_notes(choice)
+    return tuple(replace(f, notes=(*f.notes, *notes)) if f.text else f for f in found)
+
+
+def _own_notes(choice: Config) -> tuple[str, ...]:
+    """What no engine's settings can say."""
+    notes = []
+    if choice.rule in LOSSY_RULES:
+        notes.append(f"Measured with {choice.rule} acceptance, which changes the output; here acceptance is exact.")
+    if _is_shipped(choice.drafter):
+        notes.append("The drafts that ship with spectune are packed: `spectune train` makes one that engines can load.")
+    return tuple(notes)
 
 
 def method(drafter: str) -> Method:
     """The kind of drafter behind a name as `sweep --draft` takes it."""
-    kind = drafter.partition(":")[0]
-    return kind if kind in ("ngram", "early-exit", "layer-skip") else "draft-model"  # type: ignore[return-value]
+    kind, _, rest = drafter.partition(":")
+    if kind in _TREES:
+        return method(rest)
+    if kind == "eagle2":
+        return "eagle"
+    return kind if kind in get_args(Method) else "draft-model"  # type: ignore[return-value]
+
+
+def is_tree(drafter: str) -> bool:
+    return drafter.partition(":")[0] in (*_TREES, "eagle2")
+
+
+def head_path(drafter: str) -> str:
+    """The folder or hub id in `eagle3:PATH` or `tree:eagle3:PATH`; a draft model's name as it is."""
+    kind, _, rest = drafter.partition(":")
+    if kind in _TREES:
+        return head_path(rest)
+    return rest if kind == "eagle2" or kind in get_args(Method) else drafter
+
+
+def _is_shipped(drafter: str) -> bool:
+    return head_path(drafter) == "demo" or head_path(drafter).startswith("smollm2-")
 
 
 def ngram_lengths(drafter: str) -> tuple[int, int]:
@@ -56,9 +103,12 @@ def _vllm(choice: Config | None, temperature: float) -> Flags:
     if choice is None:
         return Flags("vllm", version, None, ("Leave --speculative-config out: vLLM refuses num_speculative_tokens 0.",))
     kind = method(choice.drafter)
+    if is_tree(choice.drafter):
+        return _no_method("vllm", version, kind, "trees")
     settings: dict[str, object]
-    if kind == "draft-model":
-        settings = {"method": "draft_model", "model": choice.drafter, "num_speculative_tokens": choice.k}
+    if kind in ("draft-model", "medusa", "mlp-speculator", *_EAGLES):
+        name, model = kind.replace("-", "_"), head_path(choice.drafter)
+        settings = {"method": name, "model": model, "num_speculative_tokens": choice.k}
         if temperature > 0 and choice.rule in ("speculative", "block"):
             settings["draft_sample_method"] = "probabilistic"
     elif kind == "ngram":
@@ -83,25 +133,27 @@ def _sglang(choice: Config | None, temperature: float) -> Flags:
         return Flags("sglang", version, None, ("Leave --speculative-algorithm out.",))
     kind = method(choice.drafter)
     reset = "Set --max-running-requests too: with speculation its default is 48."
-    if kind == "draft-model":
+    tree = is_tree(choice.drafter)
+    if (kind == "draft-model" and not tree) or kind in _EAGLES:
+        width, depth = tree_size(choice.k) if tree else (1, choice.k)
         words = [
             "--speculative-algorithm",
-            "STANDALONE",
+            {"eagle": "EAGLE", "eagle3": "EAGLE3"}.get(kind, "STANDALONE"),
             "--speculative-draft-model-path",
-            choice.drafter,
+            head_path(choice.drafter),
             "--speculative-num-steps",
-            str(choice.k),
+            str(depth),
             "--speculative-eagle-topk",
-            "1",
+            str(width),
             "--speculative-num-draft-tokens",
             str(choice.k + 1),  # it counts the root of the draft
         ]
         return Flags("sglang", version, shlex.join(words), (reset,))
     if kind == "ngram":
         words = ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(choice.k + 1)]
-        tree = "SGLang drafts a tree of n-grams, not a chain: expect another acceptance."
-        return Flags("sglang", version, shlex.join(words), (tree, reset))
-    return _no_method("sglang", version, kind)
+        other = "SGLang drafts a tree of n-grams in its own way: expect another acceptance."
+        return Flags("sglang", version, shlex.join(words), (other, reset))
+    return _no_method("sglang", version, kind, "trees" if tree else None)
 
 
 def _tensorrt_llm(choice: Config | None, temperature: float) -> Flags:
@@ -109,12 +161,14 @@ def _tensorrt_llm(choice: Config | None, temperature: float) -> Flags:
     if choice is None:
         return Flags("tensorrt-llm", version, None, ("Leave speculative_config out of the YAML file.",))
     kind = method(choice.drafter)
+    if is_tree(choice.drafter):
+        return _no_method("tensorrt-llm", version, kind, "trees")
     lines = ["disable_overlap_scheduler: true", "speculative_config:"]
-    if kind == "draft-model":
+    if kind in ("draft-model", "eagle3"):
         # A JSON string is a YAML string, whatever is in the name.
-        model = json.dumps(choice.drafter)
+        model = json.dumps(head_path(choice.drafter))
         lines += [
-            "  decoding_type: DraftTarget",
+            f"  decoding_type: {'Eagle3' if kind == 'eagle3' else 'DraftTarget'}",
             f"  max_draft_len: {choice.k}",
             f"  speculative_model_dir: {model}",
         ]
@@ -134,8 +188,11 @@ def _llama_cpp(choice: Config | None, temperature: float) -> Flags:
     if choice is None:
         return Flags("llama.cpp", version, "--spec-type none")
     kind = method(choice.drafter)
-    if kind == "draft-model":
-        words = ["--spec-type", "draft-simple", "--spec-draft-model", choice.drafter]
+    if is_tree(choice.drafter):
+        return _no_method("llama.cpp", version, kind, "trees")
+    if kind in ("draft-model", "eagle3"):
+        words = ["--spec-type", "draft-eagle3" if kind == "eagle3" else "draft-simple"]
+        words += ["--spec-draft-model", head_path(choice.drafter)]
         words += ["--spec-draft-n-max", str(choice.k)]
         return Flags("llama.cpp", version, shlex.join(words), ("The draft must be a GGUF file.",))
     if kind == "ngram":
@@ -155,6 +212,8 @@ def _transformers(choice: Config | None, temperature: float) -> Flags:
     if choice is None:
         return Flags("transformers", version, "model.generate(**inputs)")
     kind = method(choice.drafter)
+    if is_tree(choice.drafter):
+        return _no_method("transformers", version, kind, "trees")
     one = "Assisted generation takes batch 1 only."
     # Its defaults change K as they go and stop drafting early; these do neither.
     fixed = 'num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0'
@@ -171,8 +230,8 @@ def _transformers(choice: Config | None, temperature: float) -> Flags:
         lookup = f"prompt_lookup_num_tokens={choice.k}, max_matching_ngram_size={longest}"
         text = f"model.generate(**inputs, {lookup})"
         return Flags("transformers", version, text, (one,))
-    if kind == "early-exit":
-        layer = choice.drafter.partition(":")[2]
+    layer = head_path(choice.drafter)
+    if kind == "early-exit" and layer.isdecimal():
         text = (
             f"model.generation_config.update(num_assistant_tokens={choice.k}, {fixed})\n"
             f"model.generate(**inputs, assistant_early_exit={layer})"
@@ -181,8 +240,14 @@ def _transformers(choice: Config | None, temperature: float) -> Flags:
     return _no_method("transformers", version, kind)
 
 
-def _no_method(engine: EngineName, version: str, kind: Method) -> Flags:
-    return Flags(engine, version, None, (f"{version} has no {kind} method.",))
+def _no_method(engine: EngineName, version: str, kind: Method, what: str | None = None) -> Flags:
+    lacking = f"{what} of {kind}" if what else f"{kind} method"
+    return Flags(engine, version, None, (f"{version} has no {lacking}.",))
+
+
+def tree_size(nodes: int) -> tuple[int, int]:
+    """Width and depth that spectune searches a dynamic tree of so many nodes with."""
+    return min(10, max(2, round(math.sqrt(nodes)))), math.ceil(math.log2(nodes)) + 2
 
 
 _FORMS: dict[EngineName, Callable[[Config | None, float], Flags]] = {

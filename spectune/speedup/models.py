@@ -24,6 +24,7 @@ import numpy as np
 from spectune.speedup.curve import AcceptanceCurve, CurvePoint, fit_curve
 from spectune.speedup.profile import Profile
 from spectune.speedup.timing import Timing, ratio
+from spectune.sweeping.drafter_names import drafts_at_once, drafts_trees
 
 POOR = 0.10  # root mean square of the relative error
 
@@ -130,6 +131,8 @@ def full_speedup(length: float, timing: Timing) -> float | None:
 def _curve(name: tuple[str, int, str, str], members: Sequence[Profile]) -> Curve:
     ks = tuple(sorted(p.spec.k for p in members))
     curve = _fit(members)
+    if drafts_trees(name[2]):
+        return Curve(*name, ks, None, "not identifiable: a tree of more nodes grows in width too, not in depth alone")
     reason = None
     if curve is None:
         drafted = any(p.acceptance.drafted for p in members)
@@ -142,6 +145,8 @@ def _curve(name: tuple[str, int, str, str], members: Sequence[Profile]) -> Curve
 
 
 def _fit(members: Sequence[Profile]) -> AcceptanceCurve | None:
+    if any(drafts_trees(p.spec.drafter) for p in members):
+        return None
     points = [
         CurvePoint(_offered(p), p.acceptance.acceptance_length, p.acceptance.rounds)
         for p in members
@@ -160,6 +165,10 @@ def _predict(p: Profile, curve: Curve, others: AcceptanceCurve | None) -> Predic
     full, full_reason = None, curve.reason
     if curve.curve is not None:
         full = full_speedup(curve.curve.length(_offered(p)), timed)
+        full_reason = "a time of the round is unknown or zero" if full is None else None
+    elif drafts_trees(p.spec.drafter) and counted.acceptance_length is not None:
+        # Without a curve over K the counted length itself shows whether the times add up.
+        full = full_speedup(counted.acceptance_length, timed)
         full_reason = "a time of the round is unknown or zero" if full is None else None
     held_out = full_speedup(others.length(_offered(p)), timed) if others is not None else None
     measured = p.speedup.value
@@ -186,7 +195,9 @@ def _card(p: Profile) -> tuple[float | None, str | None]:
         return None, "nothing was drafted"
     if timed.cost_ratio is None:
         return None, "the time of a draft or target step is unknown or zero"
-    steps = 1.0 if timed.draft_steps == 0 else None
+    steps = None  # one per token
+    if drafts_at_once(p.spec.drafter) or drafts_trees(p.spec.drafter):
+        steps = timed.draft_steps or 1.0
     return card_speedup(counted.acceptance_rate, counted.drafted_per_round, timed.cost_ratio, steps=steps), None
 
 

@@ -8,7 +8,7 @@ from spectune.speedup.acceptance import Acceptance, cell_acceptance, miscounted,
 from spectune.speedup.run import Run
 from spectune.speedup.timing import Timing, cell_timing
 from spectune.speedup.uncertainty import Estimate, Rates, cell_rates, estimate
-from spectune.sweeping.cell import CellResult, CellSpec
+from spectune.sweeping.cell import LOSSY_RULES, CellResult, CellSpec
 
 TOLERANCE = 1.1  # a round may seem this much cheaper than a plain step
 FEW_PROMPTS = 5
@@ -23,7 +23,8 @@ class Config:
     k: int
 
     def __str__(self) -> str:
-        return f"{self.drafter}, K {self.k}"
+        lossy = f", {self.rule} acceptance (lossy)" if self.rule in LOSSY_RULES else ""
+        return f"{self.drafter}, K {self.k}{lossy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,17 @@ def profile(cell: CellResult) -> Profile:
     speedup = estimate(rates)
     if excluded:
         speedup = Estimate(None, None, None, "CAN'T TELL", rates.prompts, rates.repeats, excluded)
-    notes = (*cell.warnings, *_notes(counted, timed, rates), *_beyond_possible(counted, speedup))
+    notes = (*cell.warnings, *_lossy(cell.spec), *_notes(counted, timed, rates), *_beyond_possible(counted, speedup))
     return Profile(cell, counted, timed, rates, speedup, excluded, notes)
+
+
+def _lossy(spec: CellSpec) -> tuple[str, ...]:
+    if spec.rule not in LOSSY_RULES:
+        return ()
+    return (
+        f"lossy: {spec.rule} acceptance changes what the target would write, so this is not a speedup of the same "
+        "output; --rule speculative keeps it",
+    )
 
 
 def _beyond_possible(counted: Acceptance, speedup: Estimate) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from spectune.errors import UsageError
 from spectune.suites.prompt import Suite
 from spectune.sweeping.cell import CellSpec, ModelInfo, Rule, Sampling
+from spectune.sweeping.drafter_names import refuse_block
 from spectune.sweeping.options import SweepOptions
 
 NO_WEIGHTS = "none"  # drafter_digest of a drafter without weights: its name says all
@@ -23,13 +24,15 @@ def plan_cells(
 ) -> tuple[CellSpec, ...]:
     """Suites x batches x drafters x ks. `drafters` maps each name of `options.drafts` to its facts.
 
-    Raises UsageError for a rule that does not fit the sampling, and for two suites of one name.
+    Raises UsageError for a rule that does not fit the sampling or a drafter, and for two suites of one name.
     """
     names = [suite.name for suite in suites]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"two suites are called {twice!r}", "rename one of the files")
     rule = choose_rule(options.rule, sampling)
+    for name in options.drafts:
+        refuse_block(name, rule)
     return tuple(
         CellSpec(
             target=options.target,
@@ -71,6 +74,8 @@ def choose_rule(wanted: str | None, sampling: Sampling) -> Rule:
             return "block"
         case "match":
             return "match"
+        case "typical":
+            return "typical"
         case _:
             raise UsageError(
                 f"rule {wanted!r} does not fit temperature {sampling.temperature:g}", "use --temperature 0"

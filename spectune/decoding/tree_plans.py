@@ -1,0 +1,253 @@
+"""Which trees a model drafts: dynamic ones, or a planned shape.
+
+Both are grown level by level from the draft's logits (`Growth` of `tree_drafter`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from spectune.decoding.drafter import Draft, Round
+from spectune.decoding.random import Stream, pick, uniform
+from spectune.decoding.sampling import is_greedy, probabilities
+from spectune.decoding.tree import Siblings, TokenTree
+from spectune.decoding.tree_drafter import Growth, TreeSize, Vocabulary, default_growth
+from spectune.decoding.tree_growth import DynamicTree, Frontier
+from spectune.sweeping.cell import Rule, Sampling
+
+
+class DynamicPlan:
+    """EAGLE-2's trees: the draft's likeliest paths (see `tree_growth`), whatever the sampling settings.
+
+    Args:
+        size: how far to search, from the node budget.
+    """
+
+    def __init__(self, size: Callable[[int], TreeSize] = default_growth) -> None:
+        self.size = size
+
+    notes: tuple[str, ...] = ()
+
+    def start(self, round_: Round, limits: Sequence[int], slots: int, vocabulary: Vocabulary) -> Growth:
+        width, depth = self.size(round_.nodes)
+        return _DynamicGrowth(width, min(depth, max(limits)), limits, round_, vocabulary)
+
+
+class _DynamicGrowth:
+    def __init__(self, width: int, depth: int, limits: Sequence[int], round_: Round, vocabulary: Vocabulary) -> None:
+        device = vocabulary.device
+        self.vocabulary = vocabulary
+        self.depth = depth
+        self.room = width * (depth - 1)
+        self.round = round_
+        self.tree = DynamicTree(width, torch.tensor(limits, device=device), round_.stop_ids.to(device))
+
+    def extend(self, logits: Tensor) -> Frontier | None:
+        logits = logits.float()
+        best = logits.topk(min(self.tree.width, logits.shape[-1]))
+        log_p = best.values - logits.logsumexp(-1, keepdim=True)
+        frontier = self.tree.extend(self.vocabulary.tokens(best.indices), log_p)
+        return frontier if self.tree.depth < self.depth else None
+
+    def draft(self, steps: int) -> Draft:
+        tokens, counts, tree = self.tree.select(self.round.nodes)
+        to = self.round.device
+        return Draft(tokens.to(to), counts.to(to), None, steps, TokenTree(tree.parents.to(to), levels=tree.levels))
+
+
+def draws_children(rule: Rule, sampling: Sampling) -> bool:
+    """Whether the rule uses the distribution that children are drawn from. Greedy decoding, `match` and `typical`
+    look at tokens only, and the draft's likeliest tokens serve them best."""
+    return rule == "speculative" and not is_greedy(sampling)
+
+
+class Shapes(Protocol):
+    """Chooses static shapes."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the results should know about the shapes so far."""
+
+    def parents(self, round_: Round, slots: int) -> Sequence[int]:
+        """Parent node of each drafted token, at most `Round.nodes`, sorted by depth; siblings in order of rank."""
+
+
+class StaticPlan:
+    """Trees of a planned shape, with children drawn from the draft's distribution, or its likeliest tokens
+    (`draws_children`).
+
+    Args:
+        shapes: the shape of a round's tree.
+        siblings: how children are drawn: one after the other without replacement (Sequoia) or independently
+            (SpecInfer).
+    """
+
+    def __init__(self, shapes: Shapes, siblings: Literal["without_replacement", "iid"]) -> None:
+        self.shapes = shapes
+        self.siblings: Literal["without_replacement", "iid"] = siblings
+        self._layouts: dict[tuple[Sequence[int], int, torch.device], _Layout] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.shapes.notes
+
+    def start(self, round_: Round, limits: Sequence[int], slots: int, vocabulary: Vocabulary) -> Growth | None:
+        parents = tuple(self.shapes.parents(round_, slots))
+        key = parents, max(limits), vocabulary.device
+        if key not in self._layouts:
+            self._layouts[key] = _Layout.of(*key)
+        layout = self._layouts[key]
+        if not layout.levels:
+            return None
+        siblings: Siblings = self.siblings if draws_children(round_.rule, round_.sampling) else "distinct"
+        return _StaticGrowth(layout, siblings, limits, round_, vocabulary)
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """The nodes of one depth that have children, n of them, and those children, m in all."""
+
+    nodes: Tensor  # [n] their numbers
+    among: Tensor  # [n] their places among the children of the level above
+    previous: Tensor  # [1, n] their parents' places among that level's nodes
+    visible: Tensor  # [1, n, T] which of all nodes fed behind the root they see
+    depths: Tensor  # [1, T] how many drafted tokens stand above each of those
+    places: Tensor  # [m] of each child's parent among `nodes`
+    ranks: Tensor  # [m] of each child among its siblings
+    turns: tuple[tuple[Tensor, Tensor], ...]  # by rank: which children have it, and their parents' places
+    first: int  # children are tokens number first … first + m - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A shape, down to a depth, ready to be filled."""
+
+    parents: Tensor  # [K]
+    depths: Tensor  # [K]
+    levels: tuple[_Level, ...]
+
+    @property
+    def room(self) -> int:
+        return sum(len(level.nodes) for level in self.levels[1:])
+
+    @classmethod
+    def of(cls, parents: Sequence[int], depth: int, device: torch.device) -> _Layout:
+        whole = TokenTree(torch.tensor([parents], dtype=torch.long).reshape(1, -1))
+        kept = int(whole.within(torch.tensor([depth])))
+        tree = TokenTree(whole.parents[:, :kept])  # a prefix, since nodes are sorted by depth
+        depths, ancestors, parent = tree.depths[0], tree.ancestors[0], tree.parents[0]
+        inner = torch.zeros(kept + 1, dtype=torch.bool).index_fill(0, parent, True)
+        levels: list[_Level] = []
+        fed = torch.zeros(0, dtype=torch.long)
+        nodes = children = torch.zeros(1, dtype=torch.long)
+        for level in range(tree.height if kept else 0):
+            above = nodes
+            nodes = (inner & (depths == level)).nonzero()[:, 0]
+            among = torch.searchsorted(children, nodes)
+            previous = torch.searchsorted(above, parent[nodes - 1]) if level else among
+            if level:
+                fed = torch.cat([fed, nodes])
+            children = (depths == level + 1).nonzero()[:, 0]
+            places = torch.searchsorted(nodes, parent[children - 1])
+            ranks = tree.ranks[0, children - 1]
+            having = [(ranks == rank).nonzero()[:, 0] for rank in range(int(ranks.max()) + 1)]
+            levels.append(
+                _Level(
+                    nodes=nodes.to(device),
+                    among=among.to(device),
+                    previous=previous[None].to(device),
+                    visible=ancestors[nodes][None, :, fed].to(device),
+                    depths=depths[None, fed].sub(1).to(device),
+                    places=places.to(device),
+                    ranks=ranks.to(device),
+                    turns=tuple((who.to(device), places[who].to(device)) for who in having),
+                    first=int(children[0]) - 1,
+                )
+            )
+        return cls(parent.to(device), depths[1:].to(device), tuple(levels))
+
+
+class _StaticGrowth:
+    """Fills a shape. Nodes that turn out to have no place in the tree are taken out at the end."""
+
+    def __init__(
+        self, layout: _Layout, siblings: Siblings, limits: Sequence[int], round_: Round, vocabulary: Vocabulary
+    ) -> None:
+        device = vocabulary.device
+        self.layout = layout
+        self.siblings = siblings
+        self.round = round_
+        self.vocabulary = vocabulary
+        self.room = layout.room
+        self.limits = torch.tensor(limits, device=device)
+        self.stop_ids = round_.stop_ids.to(device)
+        self.seeds = round_.seeds(device)[:, None]
+        self.positions = round_.positions(device)[:, None]
+        self.tokens: list[Tensor] = []  # [B, m] of each level
+        self.exists: list[Tensor] = []  # likewise: nothing stands behind a stop token, or where q is used up
+        self.open = torch.ones(len(limits), 1, dtype=torch.bool, device=device)  # [B, n] which nodes may have children
+        self.sources: list[Tensor] = []  # [B, n, D] q of each level
+
+    def extend(self, logits: Tensor) -> Frontier | None:
+        level = self.layout.levels[len(self.tokens)]
+        if self.siblings == "distinct":
+            places = logits.topk(len(level.turns)).indices[:, level.places, level.ranks]
+            exists = self.open[:, level.places]
+        else:
+            places, drawn = self._draw(logits, level)
+            exists = self.open[:, level.places] & drawn
+        tokens = self.vocabulary.tokens(places)
+        self.tokens.append(tokens)
+        self.exists.append(exists)
+        if len(self.tokens) == len(self.layout.levels):
+            return None
+        below = self.layout.levels[len(self.tokens)]
+        rows = len(tokens)
+        self.open = (exists & ~torch.isin(tokens, self.stop_ids))[:, below.among]
+        return Frontier(
+            tokens[:, below.among],
+            below.previous.expand(rows, -1),
+            below.visible.expand(rows, -1, -1),
+            below.depths.expand(rows, -1),
+        )
+
+    def _draw(self, logits: Tensor, level: _Level) -> tuple[Tensor, Tensor]:
+        """[B, n, D] -> the children's places in the logits [B, m], and whether anything was left to draw [B, m]."""
+        q = probabilities(logits, self.round.sampling)
+        self.sources.append(q)
+        left = q if self.siblings == "iid" else q.clone()
+        rows = torch.arange(len(q), device=q.device)[:, None]
+        result = torch.zeros(len(q), len(level.places), dtype=torch.long, device=q.device)
+        drawn = torch.zeros_like(result, dtype=torch.bool)
+        for who, places in level.turns:
+            # A node's coin is that of its place in the shape: in a chain, the chain's own.
+            coins = uniform(self.seeds, Stream.DRAFT, self.positions, (level.first + who)[None])
+            weights = left[:, places]
+            chosen = pick(weights, coins).clamp(max=q.shape[-1] - 1)  # behind the end where all weights are 0
+            result[:, who] = chosen
+            drawn[:, who] = weights.amax(-1) > 0
+            if self.siblings == "without_replacement":
+                left[rows, places[None], chosen] = 0.0
+        return result, drawn
+
+    def draft(self, steps: int) -> Draft:
+        tokens, exists = torch.cat(self.tokens, 1), torch.cat(self.exists, 1)
+        # Existing nodes first, in their order, so that a prefix is the tree.
+        order = (~exists).long().argsort(dim=1, stable=True)
+        number = torch.nn.functional.pad(order.argsort(1) + 1, (1, 0))  # [B, K + 1] of each node of the shape
+        parents = number.gather(1, self.layout.parents[order])
+        counts = (exists & (self.layout.depths <= self.limits[:, None])).sum(1)
+        to = self.round.device
+        tree = TokenTree(torch.where(exists.gather(1, order), parents, 0).to(to), levels=len(self.layout.levels))
+        q_all = None
+        if self.sources:
+            q_all = torch.zeros(*number.shape, self.vocabulary.target_width, dtype=self.sources[0].dtype, device=to)
+            rows = torch.arange(len(number), device=to)[:, None]
+            for level, q in zip(self.layout.levels, self.sources, strict=True):
+                q_all[rows, number[:, level.nodes].to(to)] = self.vocabulary.widen(q).to(to)
+        return Draft(tokens.gather(1, order).to(to), counts.to(to), q_all, steps, tree, self.siblings)

@@ -1,0 +1,133 @@
+"""The table of methods: every drafter of a run side by side, as Markdown.
+
+    python -m spectune.reporting.methods RUN -o FILE
+
+One row per drafter and suite, batches side by side; below it what is known of each trained head's making.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spectune.errors import SpectuneError
+from spectune.speedup.profile import Profile, profiles
+from spectune.speedup.run import load_run
+from spectune.sweeping.atomic import write_atomically
+
+_POSITIONS = 4
+
+
+def table(found: Sequence[Profile]) -> str:
+    """The measured cells: acceptance from counts, speedups paired with plain decoding."""
+    batches = sorted({p.spec.batch for p in found})
+    head = ["drafter", "K", "suite", "acceptance length", "accepted at position 1, 2, …", "draft / target step"]
+    head += [f"speedup, batch {b} (95 %)" for b in batches]
+    rows = []
+    for group in _groups(found):
+        first = group[min(group)]
+        counted = first.acceptance
+        cost = first.timing.cost_ratio
+        rows.append(
+            [
+                f"`{first.spec.drafter}`",
+                str(first.spec.k),
+                first.spec.suite,
+                _number(counted.acceptance_length),
+                ", ".join(_number(a) for a in counted.joint_acceptance[:_POSITIONS] if a is not None),
+                _number(cost),
+                *(_speedup(group.get(b)) for b in batches),
+            ]
+        )
+    return _markdown(head, rows)
+
+
+def training_table(folders: Iterable[Path]) -> str:
+    """What made each shipped head, from its training.json."""
+    rows = []
+    for folder in sorted(folders):
+        made = json.loads((folder / "training.json").read_text("utf-8"))
+        held_out = made.get("held_out") or {}
+        size = sum(f.stat().st_size for f in folder.iterdir())
+        rows.append(
+            [
+                f"`{folder.name}`",
+                f"{size / 1e6:.1f}",
+                f"{made['tokens_seen']:,}",
+                _list(held_out.get("acceptance")),
+                _list(held_out.get("overlap")),
+                f"`{shlex.join(made['command'])}`",
+            ]
+        )
+    head = ["head", "MB", "tokens seen", "held-out acceptance by position", "overlap 1 − TV", "made by"]
+    return _markdown(head, rows)
+
+
+def _groups(found: Sequence[Profile]) -> list[dict[int, Profile]]:
+    """Profiles of one drafter, K and suite by batch, in the order of the run."""
+    groups: dict[tuple[str, int, str], dict[int, Profile]] = {}
+    for p in found:
+        groups.setdefault((p.spec.drafter, p.spec.k, p.spec.suite), {})[p.spec.batch] = p
+    return list(groups.values())
+
+
+def _speedup(p: Profile | None) -> str:
+    if p is None or p.speedup.value is None:
+        return "—"
+    interval = "" if p.speedup.low is None else f" ({p.speedup.low:.2f}–{p.speedup.high:.2f})"
+    return f"{p.speedup.value:.2f}{interval}"
+
+
+def _number(x: float | None) -> str:
+    return "—" if x is None else f"{x:.2f}"
+
+
+def _list(values: Sequence[float | None] | None) -> str:
+    return ", ".join(map(_number, values)) if values else "—"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells: list[Sequence[Any]] = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
+
+
+def page(run: Path, drafts: Path) -> str:
+    """The whole file."""
+    loaded = load_run(run)
+    found = profiles(loaded)
+    spec = found[0].spec
+    heads = [f.parent for f in drafts.glob("*/training.json")] if drafts.is_dir() else []
+    parts = [
+        "# Methods side by side",
+        f"Target `{loaded.info.target.name}`, {spec.dtype} on {spec.device}; "
+        f"temperature {spec.sampling.temperature:g}; "
+        f"{found[0].rates.prompts} prompts a suite, {spec.max_new_tokens} tokens each, {spec.repeats} paired "
+        f"repeats; spectune {loaded.info.spectune_version}, {loaded.info.created_at[:10]}. Acceptance is that of the "
+        "smallest batch. For trees K counts nodes. `make methods` measures this table again.",
+        table(found),
+    ]
+    if heads:
+        parts += ["## The trained heads", training_table(heads)]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    drafts: Annotated[Path, typer.Option(help="Folder of trained heads.")] = Path("spectune/drafts/smollm2"),
+) -> None:
+    """Write the table of methods of a run."""
+    try:
+        write_atomically(output, page(run, drafts))
+    except SpectuneError as error:
+        typer.echo(str(error), err=True)
+        raise SystemExit(error.exit_code) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,24 @@
+"""What a drafter's name says about how it drafts, without loading anything."""
+
+from __future__ import annotations
+
+from spectune.errors import UsageError
+from spectune.sweeping.cell import Rule
+
+TREES = ("tree", "sequoia", "specinfer", "eagle2")
+_AT_ONCE = ("ngram", "medusa", "blockwise")
+
+
+def drafts_trees(name: str) -> bool:
+    return name.partition(":")[0] in TREES
+
+
+def drafts_at_once(name: str) -> bool:
+    """Whether all tokens of a round come from one step, whatever K is."""
+    return name.partition(":")[0] in _AT_ONCE
+
+
+def refuse_block(name: str, rule: Rule) -> None:
+    """Block verification looks at one path. Raises UsageError for a drafter that drafts trees."""
+    if rule == "block" and drafts_trees(name):
+        raise UsageError(f"block verification is for chains, and {name!r} drafts trees", "use --rule speculative")

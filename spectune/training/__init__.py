@@ -1,0 +1,1 @@
+"""Training of drafters on text that the target wrote itself."""

@@ -1,0 +1,88 @@
+"""What `spectune train` can be asked for, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spectune.errors import UsageError
+
+METHODS = ("draft", "medusa", "blockwise", "eagle", "eagle3", "exit", "layer-skip")
+
+# Options that only some methods know.
+_ONLY_FOR = {
+    "layers": ("draft",),
+    "exit_layer": ("exit",),
+    "heads": ("medusa", "blockwise"),
+    "draft_vocab": ("draft", "medusa", "blockwise", "eagle", "eagle3", "exit"),
+    "compact": ("draft", "medusa", "blockwise", "eagle", "eagle3", "exit"),
+    "epochs": ("draft", "medusa", "blockwise", "eagle", "eagle3", "exit"),
+    "learning_rate": ("draft", "medusa", "blockwise", "eagle", "eagle3", "exit"),
+}
+# Those of them that shape the result: a run can only be resumed with the same.
+_DECISIVE = ("method", "layers", "exit_layer", "heads", "draft_vocab", "epochs", "learning_rate", "minutes", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """One training. None stands for the method's or the device's own choice.
+
+    tokens: how much text of the target to train on. minutes: most time for the training itself.
+    draft_vocab: ids that the draft may propose; 0 for all of the target's.
+    compact: small files that only spectune reads.
+    """
+
+    method: str
+    target: str = "smollm2"
+    text: str | None = None
+    tokens: int | None = None
+    minutes: float | None = None
+    epochs: int | None = None
+    learning_rate: float | None = None
+    layers: int | None = None
+    exit_layer: int | None = None
+    heads: int | None = None
+    draft_vocab: int | None = None
+    compact: bool = False
+    seed: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            close = difflib.get_close_matches(self.method, METHODS, n=1)
+            meant = f"did you mean {close[0]}? " if close else ""
+            raise UsageError(f"no method {self.method!r}", f"{meant}the methods are {', '.join(METHODS)}")
+        for name, methods in _ONLY_FOR.items():
+            if getattr(self, name) not in (None, False) and self.method not in methods:
+                raise UsageError(f"{flag(name)} is not for {self.method}", f"it is for {', '.join(methods)}")
+        for name in ("tokens", "epochs", "layers", "exit_layer", "heads", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{flag(name)} must be 1 or more, not {value}")
+        for name in ("minutes", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{flag(name)} must be more than 0, not {value}")
+        if self.draft_vocab is not None and self.draft_vocab < 0:
+            raise UsageError(f"--draft-vocab must be 0 or more, not {self.draft_vocab}")
+        if self.method == "draft" and self.draft_vocab and not self.compact:
+            raise UsageError(
+                "a model folder for transformers has the whole vocabulary", "add --compact, or leave --draft-vocab out"
+            )
+
+    def fingerprint(self, target_digest: str, texts_digest: str) -> str:
+        """Hash of all that decides the trained weights."""
+        shape: dict[str, Any] = {name: value for name, value in asdict(self).items() if name in _DECISIVE}
+        shape |= {"target": target_digest, "texts": texts_digest}
+        return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

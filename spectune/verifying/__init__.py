@@ -1,0 +1,1 @@
+"""The losslessness audit: whether speculative decoding gives what plain decoding gives."""

@@ -1,0 +1,252 @@
+"""`spectune train` from the command line to folders that drafters are built from."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import load_tiny
+from decoding_helpers import decode, drafter_of, random_prompts, reference, tokens_of
+from safetensors.torch import load_file
+from training_helpers import save_target
+from typer.testing import CliRunner
+
+from spectune.cli.app import app
+from spectune.errors import SpectuneError, UsageError
+
+TRAINED = ("draft", "medusa", "blockwise", "eagle", "eagle3", "exit")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return save_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Text and states are shared by all trainings here, as they are for a user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECTUNE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def words(method: str, folder: Path, output: Path, *more: str) -> list[str]:
+    size = [] if method == "layer-skip" else ["--epochs", "1"]
+    return ["train", method, "--target", str(folder), "-o", str(output), "--tokens", "1500", *size, *more]
+
+
+def train(method: str, folder: Path, output: Path, *more: str):
+    return CliRunner().invoke(app, words(method, folder, output, *more), catch_exceptions=True)
+
+
+def fails(*arguments: str) -> SpectuneError:
+    result = CliRunner().invoke(app, ["train", *arguments])
+    assert isinstance(result.exception, SpectuneError), result.output
+    return result.exception
+
+
+# --------------------------------------------------------------------------------------------------- wrong use is refused
+
+
+def test_help_needs_no_torch():
+    code = "import sys\nfrom spectune.cli.app import app\ntry:\n    app(['train', '--help'])\nexcept SystemExit:\n    pass\n"
+    code += "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--draft-vocab" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["eagl"], "did you mean eagle"),
+        (["eagle", "--layers", "2"], "--layers is not for eagle"),
+        (["layer-skip", "--draft-vocab", "10"], "--draft-vocab is not for layer-skip"),
+        (["draft", "--draft-vocab", "64"], "--compact"),
+        (["draft", "--tokens", "0"], "--tokens must be 1 or more"),
+        (["draft", "--minutes", "0"], "--minutes must be more than 0"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_loaded(arguments, problem, tmp_path):
+    error = fails(*arguments, "--target", str(tmp_path / "nowhere"), "-o", str(tmp_path / "o"))
+    assert problem in str(error)
+    assert error.exit_code == 2
+    assert not (tmp_path / "o").exists()
+
+
+def test_sizes_that_do_not_fit_the_target_are_refused(folder, tmp_path):
+    for more, problem in (
+        (["draft", "--layers", "2"], "a draft of 2 layers"),
+        (["exit", "--exit-layer", "2"], "an exit behind 2 layers"),
+        (["exit", "--draft-vocab", "2"], "does not fit"),
+        (["exit", "--draft-vocab", "1000"], "does not fit"),
+    ):
+        error = fails(*more, "--target", str(folder), "-o", str(tmp_path / "-".join(more)), "--tokens", "1500")
+        assert problem in str(error)
+
+
+def test_a_folder_with_other_things_or_an_unfinished_training_is_not_overwritten(folder, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    assert "is not empty" in str(fails("exit", "--target", str(folder), "-o", str(tmp_path / "full")))
+    assert "is not empty" in str(fails("exit", "--target", str(folder), "-o", str(tmp_path / "full"), "--resume"))
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "run.json").write_text("{}")
+    assert "--resume" in str(fails("exit", "--target", str(folder), "-o", str(tmp_path / "begun")))
+
+
+# -------------------------------------------------------------------------------------------------------- every method
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_every_method_trains_is_documented_in_its_folder_and_drafts_losslessly(method, folder, tmp_path):
+    output = tmp_path / method
+    more = ("--draft-vocab", "96", *(("--compact",) if method == "draft" else ()))
+    result = train(method, folder, output, *more, "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert said == json.loads((output / "training.json").read_text())
+    assert said["options"]["method"] == method
+    assert said["command"][0] == "spectune"
+    assert said["draft_vocabulary"]["size"] == 96
+    assert 0.5 < said["draft_vocabulary"]["held_out_coverage"] <= 1
+    assert said["tokens_seen"] == said["text"]["tokens"] >= 1200
+    assert said["text"]["held_out_tokens"] > 0
+    assert len(said["held_out"]["acceptance"]) == len(said["held_out"]["overlap"]) >= 4
+    assert said["curve"][-1]["acceptance"] == said["held_out"]["acceptance"]
+    assert len(said["losses"]) > 3
+    assert not (output / "checkpoint.pt").exists()
+    target = load_tiny(folder)
+    name = {"draft": str(output), "exit": f"early-exit:{output}"}.get(method, f"{method}:{output}")
+    prompts = random_prompts(3)
+    run = decode(target, drafter_of(target, name), prompts, batch=2, k=3)
+    assert tokens_of(run) == [reference(target, p, 24) for p in prompts]
+
+
+def test_the_search_for_layers_writes_a_draft(folder, tmp_path):
+    output = tmp_path / "skip"
+    result = train("layer-skip", folder, output, "--minutes", "0.05")
+    assert result.exit_code == 0, result.output
+    said = json.loads((output / "training.json").read_text())
+    assert json.loads((output / "config.json").read_text())["skip"] == said["skip"]
+    assert "plain decoding" in result.stdout
+    target = load_tiny(folder)
+    prompts = random_prompts(2)
+    run = decode(target, drafter_of(target, f"layer-skip:{output}"), prompts, batch=2, k=3)
+    assert tokens_of(run) == [reference(target, p, 24) for p in prompts]
+
+
+def test_a_full_draft_has_the_tokenizer_beside_it_and_a_second_call_only_reports(folder, tmp_path):
+    output = tmp_path / "draft"
+    assert train("draft", folder, output).exit_code == 0
+    assert (output / "tokenizer.json").exists()
+    stamp = (output / "model.safetensors").stat().st_mtime_ns
+    again = train("draft", folder, output, "--resume")
+    assert again.exit_code == 0
+    assert "acceptance length" in again.stdout
+    assert (output / "model.safetensors").stat().st_mtime_ns == stamp
+
+
+def test_a_file_of_texts_needs_no_answers_of_the_target(folder, tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(
+        "\n".join(json.dumps({"prompt": f"question {i}", "completion": f" answer number {i}."}) for i in range(80))
+    )
+    output = tmp_path / "o"
+    result = train("exit", folder, output, "--text", str(path), "--json")
+    assert result.exit_code == 0, result.output
+    text = json.loads(result.stdout)["text"]
+    assert text["texts"] + text["held_out_texts"] == 80
+    assert str(fails("exit", "--text", str(tmp_path / "no.jsonl"), "--target", str(folder), "-o", str(tmp_path / "p")))
+
+
+# -------------------------------------------------------------------------------------------------------- interruptions
+
+KILLED = """
+import os, signal, sys
+from functools import partial
+import torch
+torch.set_num_threads(1)
+from spectune.training import loop, session
+session.LoopSettings = partial(loop.LoopSettings, checkpoint_seconds=0.0)
+save, saves = loop.Loop.save, 0
+def count(self):
+    global saves
+    save(self)
+    saves += 1
+    if saves == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+loop.Loop.save = count
+from spectune.cli.app import app
+app(sys.argv[1:])
+"""
+
+
+def test_a_training_killed_with_kill_9_and_resumed_ends_like_one_that_was_not(folder, tmp_path):
+    whole = train("medusa", folder, tmp_path / "whole", "--draft-vocab", "96")
+    assert whole.exit_code == 0, whole.output
+    output = tmp_path / "killed"
+    arguments = words("medusa", folder, output, "--draft-vocab", "96")
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert {path.name for path in output.iterdir()} >= {"run.json", "checkpoint.pt"}
+    resumed = train("medusa", folder, output, "--draft-vocab", "96", "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, rtol=0, atol=0)
+    kept = ("tokens_seen", "held_out", "curve", "losses", "text")
+    reports = [json.loads((tmp_path / name / "training.json").read_text()) for name in ("whole", "killed")]
+    assert [reports[0][key] for key in kept] == [reports[1][key] for key in kept]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_keep_the_training_and_say_how_to_go_on(number, folder, tmp_path):
+    output = tmp_path / "o"
+    arguments = words("exit", folder, output)
+    arguments[arguments.index("--epochs") + 1] = "100000"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spectune", *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("training: "):
+            break
+    time.sleep(0.2)
+    process.send_signal(number)
+    rest = process.stderr.read()
+    assert process.wait() == 130, rest
+    assert "--resume" in rest
+    assert "Traceback" not in rest
+    assert (output / "checkpoint.pt").exists()
+    assert (output / "run.json").exists()
+
+
+def test_a_training_with_other_settings_is_not_mixed_into_an_old_one(folder, tmp_path):
+    output = tmp_path / "o"
+    output.mkdir()
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *words("exit", folder, output)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    result = train("exit", folder, output, "--resume", "--seed", "5")
+    assert isinstance(result.exception, UsageError)
+    assert "other" in str(result.exception)
