@@ -50,6 +50,7 @@ def test_the_logits_are_the_exits_on_the_state_that_enters_its_layer(tmp_path, n
     loaded = load_tiny(save(name, tmp_path))
     model = exit_model(loaded.model, make_exit(2, draft_ids))
     assert isinstance(model, LeanModel) == isinstance(loaded.model, LeanModel)
+    assert model.vocab_size == VOCAB  # of the ids it reads
     ids = torch.tensor(random_prompts(1, lengths=(30,)))
     step = Step(0, (0,), 30, ids.device)
     expected_head = make_exit(2, draft_ids)

@@ -124,3 +124,43 @@ def test_off_leaves_speculation_out():
     assert found["vllm"].text is None
     assert "out" in found["vllm"].notes[0]
     assert not any("speculative" in (f.text or "") for f in found.values())
+
+
+@pytest.mark.parametrize(
+    ("drafter", "method"),
+    [
+        ("eagle:a/b", "eagle"),
+        ("eagle3:a/b", "eagle3"),
+        ("medusa:a/b", "medusa"),
+        ("mlp-speculator:a/b", "mlp_speculator"),
+    ],
+)
+def test_vllm_loads_trained_heads_by_their_method(drafter, method):
+    assert vllm(drafter) == {"method": method, "model": "a/b", "num_speculative_tokens": 4}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "drafter", ["blockwise:a/b", "staged:ngram>a/b", "tree:medusa:a/b", "sequoia:a/b", "layer-skip:3"]
+)
+def test_methods_that_an_engine_lacks_give_a_reason_and_no_flags(engine, drafter):
+    (found,) = flags(Config(drafter, "greedy", 4), engine=engine)
+    assert found.text is None
+    assert "has no" in found.notes[0]
+
+
+def test_sglang_gets_the_size_of_an_eagle_tree():
+    words = shlex.split(text("sglang", "tree:eagle3:a/b", k=16))
+    settings = dict(zip(words[::2], words[1::2], strict=True))
+    assert settings["--speculative-algorithm"] == "EAGLE3"
+    assert settings["--speculative-draft-model-path"] == "a/b"
+    assert (settings["--speculative-num-steps"], settings["--speculative-eagle-topk"]) == ("6", "4")
+    assert settings["--speculative-num-draft-tokens"] == "17"
+
+
+def test_shipped_drafts_and_lossy_rules_are_said_to_be_what_they_are():
+    (found,) = flags(Config("eagle3:demo", "typical", 4), temperature=0.8, engine="vllm")
+    assert any("typical acceptance" in note for note in found.notes)
+    assert any("spectune train" in note for note in found.notes)
+    (found,) = flags(Config("eagle3:mine", "speculative", 4), temperature=0.8, engine="vllm")
+    assert found.notes == ()

@@ -99,7 +99,7 @@ def test_the_seed_decides_and_nothing_else_does(tiny, build, prompts, rule):
 
 
 @pytest.mark.parametrize("sampling", [SAMPLINGS["temperature"], SAMPLINGS["all"]], ids=["temperature", "all"])
-@pytest.mark.parametrize("rule", ["speculative", "block"])
+@pytest.mark.parametrize("rule", ["speculative", "block", "match"])
 @pytest.mark.parametrize("first", ["ngram", "other", "self"])
 def test_a_second_stage_equal_to_the_target_is_always_accepted(tiny, build, prompts, first, rule, sampling):
     """What the second stage draws and what is recorded for it have gone through the target's own settings."""
@@ -108,6 +108,14 @@ def test_a_second_stage_equal_to_the_target_is_always_accepted(tiny, build, prom
     rounds = [r for g in run.generations for r in g.rounds]
     assert sum(r.accepted for r in rounds) == sum(r.drafted for r in rounds)
     assert {r.drafted for g in run.generations for r in g.rounds[:-1]} == {5}
+
+
+def test_under_typical_acceptance_the_draft_is_greedy_whatever_stands_in_front(tiny, tiny_folder, build, prompts):
+    alone = StagedDrafter(None, ModelStage(drafter_of(tiny, tiny_folder)))
+    settings = {"k": 4, "batch": 3, "rule": "typical", "sampling": SAMPLINGS["all"]}
+    runs = [decode(tiny, drafter, prompts, **settings) for drafter in (alone, build(("other", "self")))]
+    assert tokens_of(runs[0]) == tokens_of(runs[1])
+    assert [g.rounds for g in runs[0].generations] == [g.rounds for g in runs[1].generations]
 
 
 def test_real_runs_draw_from_the_targets_law(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 
 from spectune.cli.app import app
 from spectune.errors import SpectuneError, UsageError
+from spectune.training import progress
 
 TRAINED = ("draft", "medusa", "blockwise", "eagle", "eagle3", "exit")
 
@@ -52,13 +54,21 @@ def fails(*arguments: str) -> SpectuneError:
     return result.exception
 
 
-# --------------------------------------------------------------------------------------------------- wrong use is refused
+# ------------------------------------------------------------------------------------------------- wrong use is refused
+
+
+HELP = """
+import sys
+from spectune.cli.app import app
+try:
+    app(["train", "--help"])
+except SystemExit:
+    sys.exit("torch" in sys.modules or "transformers" in sys.modules)
+"""
 
 
 def test_help_needs_no_torch():
-    code = "import sys\nfrom spectune.cli.app import app\ntry:\n    app(['train', '--help'])\nexcept SystemExit:\n    pass\n"
-    code += "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--draft-vocab" in done.stdout
 
@@ -81,14 +91,14 @@ def test_wrong_options_are_refused_before_anything_is_loaded(arguments, problem,
     assert not (tmp_path / "o").exists()
 
 
-def test_sizes_that_do_not_fit_the_target_are_refused(folder, tmp_path):
+def test_sizes_that_do_not_fit_the_target_are_refused_before_any_text_is_written(folder, tmp_path):
     for more, problem in (
         (["draft", "--layers", "2"], "a draft of 2 layers"),
         (["exit", "--exit-layer", "2"], "an exit behind 2 layers"),
         (["exit", "--draft-vocab", "2"], "does not fit"),
         (["exit", "--draft-vocab", "1000"], "does not fit"),
     ):
-        error = fails(*more, "--target", str(folder), "-o", str(tmp_path / "-".join(more)), "--tokens", "1500")
+        error = fails(*more, "--target", str(folder), "-o", str(tmp_path / "o"), "--tokens", "1000000000")
         assert problem in str(error)
 
 
@@ -97,6 +107,7 @@ def test_a_folder_with_other_things_or_an_unfinished_training_is_not_overwritten
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     assert "is not empty" in str(fails("exit", "--target", str(folder), "-o", str(tmp_path / "full")))
     assert "is not empty" in str(fails("exit", "--target", str(folder), "-o", str(tmp_path / "full"), "--resume"))
+    assert "is a file" in str(fails("exit", "-o", str(tmp_path / "full" / "thesis.txt")))
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "run.json").write_text("{}")
     assert "--resume" in str(fails("exit", "--target", str(folder), "-o", str(tmp_path / "begun")))
@@ -165,6 +176,31 @@ def test_a_file_of_texts_needs_no_answers_of_the_target(folder, tmp_path):
     text = json.loads(result.stdout)["text"]
     assert text["texts"] + text["held_out_texts"] == 80
     assert str(fails("exit", "--text", str(tmp_path / "no.jsonl"), "--target", str(folder), "-o", str(tmp_path / "p")))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_bar_on_a_terminal_lines_elsewhere_and_nothing_if_quiet(monkeypatch):
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 1000.0)
+    said = {}
+    for stream, quiet in ((Terminal(), False), (io.StringIO(), False), (io.StringIO(), True)):
+        listener = progress.make_listener(quiet=quiet, stream=stream)
+        listener.note("a note")
+        for done in (0.0, 0.5, 1.0):
+            listener.advance("training", done, f"loss {done}", 100 * (1 - done))
+        listener.end()
+        said[type(listener).__name__] = stream.getvalue()
+    assert said["Silent"] == ""
+    assert said["Lines"].splitlines() == [
+        "a note",
+        "training: 0 %, loss 0.0 (about 2 min left)",
+        "training: 100 %, loss 1.0",
+    ]
+    assert "a note" in said["Bar"]
+    assert "100%" in said["Bar"]
 
 
 # -------------------------------------------------------------------------------------------------------- interruptions
@@ -249,4 +285,4 @@ def test_a_training_with_other_settings_is_not_mixed_into_an_old_one(folder, tmp
     assert killed.returncode == -signal.SIGKILL
     result = train("exit", folder, output, "--resume", "--seed", "5")
     assert isinstance(result.exception, UsageError)
-    assert "other" in str(result.exception)
+    assert "was begun with --seed 0, not 5" in str(result.exception)

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from filelock import FileLock
 from training_helpers import save_target
 
 from spectune.decoding.cache import KVStore, Step
-from spectune.errors import UsageError
+from spectune.errors import SpectuneError, UsageError
 from spectune.suites import Message, Prompt, load_suite
 from spectune.suites.bundled import bundled_names, human_eval_path
 from spectune.suites.render import render
@@ -335,6 +336,13 @@ def test_an_index_that_promises_more_than_the_file_holds_is_not_believed(target,
     store.complete(target.model, texts)
     expected = direct_states(target, texts[-1], (2,))
     torch.testing.assert_close(store.read(texts[-1]).float(), expected.bfloat16().float(), rtol=0.02, atol=1e-3)
+
+
+def test_states_that_do_not_fit_on_the_disk_are_not_begun(target, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 0, 10))
+    with pytest.raises(SpectuneError, match="room for") as caught:
+        StateStore(tmp_path / "s", (2,), 64).complete(target.model, some_texts())
+    assert "SPECTUNE_CACHE" in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------------- vocabulary, batches

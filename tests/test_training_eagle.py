@@ -200,7 +200,9 @@ def test_a_new_head_starts_from_its_target(calm, version):
     attention = head.layers[0].self_attn
     assert torch.equal(attention.q_proj.weight[:, -HIDDEN:], layer["self_attn.q_proj.weight"])
     assert torch.equal(attention.v_proj.weight[:, -HIDDEN:], layer["self_attn.v_proj.weight"])
-    assert torch.equal(head.layers[0].mlp.down_proj.weight, layer["mlp.down_proj.weight"])
+    # The first version works on normalised states, to which the target's last layer would add far too much.
+    down = layer["mlp.down_proj.weight"] if version == 3 else torch.zeros_like(layer["mlp.down_proj.weight"])
+    assert torch.equal(head.layers[0].mlp.down_proj.weight, down)
     assert torch.equal(head.fc.weight[:, -HIDDEN:], torch.eye(HIDDEN))
     assert float(head.fc.weight[:, :-HIDDEN].abs().max()) == 0
     if version == 3:

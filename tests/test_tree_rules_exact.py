@@ -342,6 +342,22 @@ def test_a_rows_verdict_depends_on_no_other_row_and_on_no_padding(name):
         assert together.nodes[b, length + 1 :].tolist() == [0] * (together.nodes.shape[1] - length - 1)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ALL_RULES)
+def test_the_device_decides_as_the_host(name):
+    """In float64, where no coin falls between two roundings of one threshold."""
+    parents, tokens, counts, p, q, seeds = random_trees(11, 40, 6, vocab_size=5)
+    arguments = (parents, tokens, counts, p.double(), q.double(), seeds, torch.zeros_like(seeds))
+
+    def verdict(device: str) -> list[list[int]]:
+        parents, tokens, counts, p, q, seeds, positions = (x.to(device) for x in arguments)
+        coins = tree_rules.TreeCoins(seeds, positions)
+        return [x.tolist() for x in ALL_RULES[name](TokenTree(parents), tokens, counts, p, q, coins)]
+
+    assert verdict("cuda") == verdict("cpu")
+
+
 def test_real_coins_draw_the_targets_law():
     """100 000 rounds with counter coins in float32. An unbiased rule misses the bound with probability below 1e-6.
 

@@ -24,7 +24,7 @@ import torch
 from spectune.decoding.adapter import CausalModel, layer_numbers
 from spectune.decoding.drafter import Drafter
 from spectune.decoding.exit_drafter import exit_drafter
-from spectune.decoding.head_drafters import build_head, demo_drafts, head_folder
+from spectune.decoding.head_drafters import DEMO, build_head, demo_drafts, head_folder
 from spectune.decoding.layer_skip import skip_of, skipped_model
 from spectune.decoding.loading import Loaded, digest_of, load, shared_vocabulary, weight_bytes_per_step
 from spectune.decoding.model_drafter import ModelDrafter
@@ -165,7 +165,8 @@ def _model(name: str, setting: _Setting) -> BuiltDrafter:
     if kind == "layer-skip":
         if not argument:
             raise UsageError(f"{name!r} names no layers", "for example layer-skip:12-15")
-        return _self_speculative(name, target, skipped_model(target.model, skip_of(name, argument)))
+        where = str(head_folder(kind, DEMO)) if argument == DEMO else argument
+        return _self_speculative(name, target, skipped_model(target.model, skip_of(name, where)))
     if (folder := _pruned_folder(name)) is not None:
         drafter = pruned_drafter(target.model, load_pruned(folder))
         return BuiltDrafter(drafter, _info(name, target, drafter.model, digest_of(folder), own=True))

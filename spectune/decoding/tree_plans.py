@@ -28,10 +28,10 @@ class DynamicPlan:
         size: how far to search, from the node budget.
     """
 
+    notes: tuple[str, ...] = ()
+
     def __init__(self, size: Callable[[int], TreeSize] = default_growth) -> None:
         self.size = size
-
-    notes: tuple[str, ...] = ()
 
     def start(self, round_: Round, limits: Sequence[int], slots: int, vocabulary: Vocabulary) -> Growth:
         width, depth = self.size(round_.nodes)

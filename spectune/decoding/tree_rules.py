@@ -73,7 +73,7 @@ def distinct(tree: TokenTree, tokens: Tensor, counts: Tensor, p: Tensor, coins: 
     repeats = (elders & (tokens[:, :, None] == tokens[:, None, :])).any(-1)
     mass = mass.masked_fill(repeats, 0.0)
     # In float64, since the mass left over is a difference of nearly equal numbers.
-    total = p.sum(-1, dtype=torch.float64).gather(1, tree.parents)
+    total = p.sum(-1).double().gather(1, tree.parents)
     left = total - (elders * mass[:, None, :].double()).sum(-1)
     share = torch.where(left > 0, mass / left, 0.0)
     # The first child's threshold is p itself, as in a chain, whatever p's sum is rounded to.

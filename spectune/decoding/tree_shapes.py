@@ -102,13 +102,13 @@ class SequoiaTable:
         paths: list[tuple[int, ...]] = []
         open_: list[tuple[tuple[int, ...], int, int]] = [((), size, depth)]
         while open_:
-            path, size, depth = open_.pop()
+            path, left, levels = open_.pop()
             paths.append(path)
-            if size > 1:
-                for rank in reversed(range(self._children[depth - 1][size])):
-                    child = int(self._last[depth - 1][rank][size])
-                    open_.append(((*path, rank), child, depth - 1))
-                    size -= child
+            if left > 1:
+                for rank in reversed(range(self._children[levels - 1][left])):
+                    child = int(self._last[levels - 1][rank][left])
+                    open_.append(((*path, rank), child, levels - 1))
+                    left -= child
         return _shape(paths)
 
 

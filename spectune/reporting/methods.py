@@ -58,7 +58,7 @@ def training_table(folders: Iterable[Path]) -> str:
             [
                 f"`{folder.name}`",
                 f"{size / 1e6:.1f}",
-                f"{made['tokens_seen']:,}",
+                f"{made.get('tokens_seen', 0):,}",
                 _list(held_out.get("acceptance")),
                 _list(held_out.get("overlap")),
                 f"`{shlex.join(made['command'])}`",

@@ -15,6 +15,8 @@ from spectune.speedup.models import POOR, Fit, Quality, fit
 from spectune.speedup.profile import Profile, profiles
 from spectune.speedup.run import Run, load_run
 from spectune.speedup.uncertainty import LEVEL, RESAMPLES
+from spectune.verifying.record import Audit, read_audits
+from spectune.verifying.stamp import Stamp, stamp, stamps
 
 FORMULAS = {
     "card": "(1 + β·K) / (1 + K·T_d/T_t), β measured at that K",
@@ -29,6 +31,7 @@ class Summary:
     recommendation: Recommendation
     flags: tuple[Flags, ...]  # for the overall choice
     batch_flags: dict[int, tuple[Flags, ...]]  # for batches where another configuration is better
+    audits: tuple[Audit, ...] = ()
 
     @cached_property
     def fit(self) -> Fit:
@@ -38,6 +41,18 @@ class Summary:
     def rows(self) -> list[dict[str, Any]]:
         """Finished cells in the order of the run."""
         return [cell_row(p, q) for p, q in zip(self.profiles, self.fit.predictions, strict=True)]
+
+    @cached_property
+    def stamps(self) -> tuple[Stamp, ...]:
+        """Whether the run's drafters are known to be lossless."""
+        return stamps(self.run.info.plan, self.audits, self.run.path)
+
+    @property
+    def choice_stamp(self) -> Stamp | None:
+        """The same for the overall choice, at its K alone; None where that is OFF."""
+        choice = self.recommendation.overall.choice
+        chosen = [p.spec for p in self.profiles if p.config == choice]
+        return stamp(chosen, self.audits, self.run.path) if chosen else None
 
     @property
     def failed_rows(self) -> list[dict[str, Any]]:
@@ -49,15 +64,17 @@ def summarise(path: Path, *, engine: EngineName | None = None, allow_empty: bool
     run = load_run(path, allow_empty=allow_empty)
     found = profiles(run)
     recommendation = recommend(run, found)
+    audits = read_audits(path)
     if not found:
-        return Summary(run, found, recommendation, (), {})
+        return Summary(run, found, recommendation, (), {}, audits)
     temperature, overall = found[0].spec.sampling.temperature, recommendation.overall.choice
     others = {
         a.batch: flags(a.choice, temperature=temperature, engine=engine)
         for a in recommendation.by_batch
         if a.batch is not None and a.choice is not None and a.choice != overall
     }
-    return Summary(run, found, recommendation, flags(overall, temperature=temperature, engine=engine), others)
+    own = flags(overall, temperature=temperature, engine=engine)
+    return Summary(run, found, recommendation, own, others, audits)
 
 
 def recommendation_document(summary: Summary) -> dict[str, Any]:
@@ -73,6 +90,10 @@ def recommendation_document(summary: Summary) -> dict[str, Any]:
         "flags_by_batch": {str(batch): [asdict(f) for f in own] for batch, own in summary.batch_flags.items()},
         "excluded": [{"key": e.key, **place(e.spec), "reason": e.reason} for e in found.excluded],
         "failed": summary.failed_rows,
+        "losslessness": {
+            "choice": _stamp(summary.choice_stamp) if summary.choice_stamp else None,
+            "drafters": [_stamp(s) for s in summary.stamps],
+        },
         "warnings": _warnings(summary),
         "method": {
             "interval": f"{LEVEL:.0%} percentile bootstrap over prompts and repeats, {RESAMPLES} resamples",
@@ -111,6 +132,7 @@ def report_document(summary: Summary) -> dict[str, Any]:
         "fit": fit_document(summary),
         "cells": summary.rows,
         "bandwidth": [bandwidth_row(p) for p in summary.profiles],
+        "audits": [a.model_dump(mode="json") for a in summary.audits],
         "environment": summary.run.info.environment,
     }
 
@@ -170,6 +192,10 @@ def _advice(advice: Advice) -> dict[str, Any]:
         "ranking": [{**asdict(o.config), **asdict(o.speedup)} for o in advice.ranking],
         "why": list(advice.why),
     }
+
+
+def _stamp(found: Stamp) -> dict[str, Any]:
+    return {**asdict(found), "audits": [a.key for a in found.audits]}
 
 
 def _warnings(summary: Summary) -> list[dict[str, Any]]:

@@ -27,6 +27,9 @@ def print_recommendation(summary: Summary, console: Console | None = None) -> No
     _line(console, f"{verdict_line(found.overall)}  [{found.overall.verdict}]", "bold")
     for reason in found.overall.why:
         _line(console, f"  {reason}")
+    stamp = summary.choice_stamp
+    if stamp is not None:
+        _line(console, f"  Losslessness: {stamp.line}", "bold red" if stamp.verdict == "FAIL" else "")
     if len(found.by_batch) > 1:
         console.print(_advice_table("by batch", found.by_batch, ("batch",)))
     if len(found.by_suite) > 1 and len(found.by_place) > len(found.by_suite):

@@ -14,12 +14,13 @@ from transformers import AutoModelForCausalLM
 from spectune.decoding.demo import DEMO_NAME, demo_folder
 from spectune.decoding.loading import Loaded
 from spectune.errors import UsageError
+from spectune.training.draft import DraftTraining, spread_layers
 from spectune.training.loop import Method
 from spectune.training.options import TrainOptions
 from spectune.training.text import Text
 from spectune.training.vocabulary import count_written, coverage, draft_vocabulary
 
-_DRAFT_VOCAB = 8192  # covers nearly all of what a small model writes; see algorithms of trimmed heads
+_DRAFT_VOCAB = 8192  # covers nearly all of what a model writes, at a fraction of the head's cost
 _SMALL_VOCAB = 4 * _DRAFT_VOCAB  # below this, trimming saves little
 _DRAFT_LAYERS = 4
 
@@ -33,8 +34,25 @@ class Vocabulary:
     coverage: float
 
 
+def check_sizes(options: TrainOptions, target: Loaded) -> None:
+    """Refuse sizes that do not fit the target, before hours are spent on its text.
+
+    Raises:
+        UsageError: layers that the target lacks, or an impossible draft vocabulary.
+    """
+    layers = target.model.layers_count
+    if options.method == "draft":
+        spread_layers(_draft_layers(options, layers), layers)
+    layer = _exit_layer(options, layers)
+    if options.method == "exit" and not 0 < layer < layers:
+        raise UsageError(f"an exit behind {layer} layers", f"the target has {layers}; choose 1 to {layers - 1}")
+    size = options.draft_vocab
+    if size is not None and size not in (0, target.model.vocab_size):
+        draft_vocabulary(Counter(), size, target.model.vocab_size, _forced(target))
+
+
 def choose_vocabulary(options: TrainOptions, target: Loaded, texts: list[Text]) -> Vocabulary:
-    """The ids that the draft may propose, counted on the training text. Raises UsageError for an impossible size."""
+    """The ids that the draft may propose, counted on the training text."""
     vocab_size = target.model.vocab_size
     size = options.draft_vocab
     if size is None:
@@ -43,8 +61,7 @@ def choose_vocabulary(options: TrainOptions, target: Loaded, texts: list[Text]) 
     if size in (0, vocab_size):
         return Vocabulary(None, vocab_size, 1.0)
     counts = count_written(text for text in texts if not text.is_held_out)
-    forced = {*target.stop_ids, *getattr(target.tokenizer, "all_special_ids", ())}
-    ids = draft_vocabulary(counts, size, vocab_size, forced)
+    ids = draft_vocabulary(counts, size, vocab_size, _forced(target))
     held_out: Counter[int] = count_written(text for text in texts if text.is_held_out)
     return Vocabulary(ids.to(target.model.device), size, coverage(held_out, ids))
 
@@ -53,15 +70,13 @@ def make_method(options: TrainOptions, target: Loaded, vocabulary: Vocabulary) -
     """An untrained method on the target's device.
 
     Raises:
-        UsageError: sizes that do not fit the target, or an architecture that the method cannot be made for.
+        UsageError: an architecture that the method cannot be made for.
     """
     model = target.model
     layers, rows, ids = model.layers_count, model.head_rows(), vocabulary.ids
     method: Any
     if options.method == "draft":
-        from spectune.training.draft import DraftTraining, spread_layers
-
-        kept = spread_layers(options.layers or min(_DRAFT_LAYERS, layers - 1), layers)
+        kept = spread_layers(_draft_layers(options, layers), layers)
         method = DraftTraining(_original(options, target), rows, kept, ids)
     elif options.method == "medusa":
         from spectune.training.medusa import MedusaTraining
@@ -87,14 +102,24 @@ def _exit(options: TrainOptions, target: Loaded, ids: Tensor | None) -> Any:
     from spectune.training.exit import ExitTraining
 
     layers = target.model.layers_count
-    layer = options.exit_layer or layers // 2
-    if not 0 < layer < layers:
-        raise UsageError(f"an exit behind {layer} layers", f"the target has {layers}; choose 1 to {layers - 1}")
     _, norm = last_layer(target.model)
     if norm is None:
         raise UsageError(f"{target.info.name!r} keeps its final norm in an unknown place", "train another method")
     eps = getattr(target.model.config, "rms_norm_eps", 1e-6)
-    return ExitTraining(target.model.head_rows(), layers, norm, eps, layer, ids)
+    return ExitTraining(target.model.head_rows(), layers, norm, eps, _exit_layer(options, layers), ids)
+
+
+def _draft_layers(options: TrainOptions, layers: int) -> int:
+    return options.layers or max(1, min(_DRAFT_LAYERS, layers - 1))
+
+
+def _exit_layer(options: TrainOptions, layers: int) -> int:
+    return options.exit_layer or layers // 2
+
+
+def _forced(target: Loaded) -> set[int]:
+    """Ids that every draft vocabulary holds: those that end or shape a text."""
+    return {*target.stop_ids, *getattr(target.tokenizer, "all_special_ids", ())}
 
 
 def _original(options: TrainOptions, target: Loaded) -> Any:

@@ -10,20 +10,14 @@ so an interrupted training goes on where it was.
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 
-from spectune import __version__
 from spectune.decoding.demo import cache_folder
 from spectune.decoding.loading import Loaded, load, pick_device, pick_dtype
 from spectune.errors import UsageError
@@ -32,10 +26,12 @@ from spectune.sweeping.sweep import Interrupted
 from spectune.training.data import TrainingData
 from spectune.training.gathering import gather_rows
 from spectune.training.layer_skip import LayerSkipSearch
-from spectune.training.loop import Curves, HeldOut, Loop, LoopSettings, Report, Stopped
-from spectune.training.methods import Vocabulary, choose_vocabulary, make_method
-from spectune.training.options import TrainOptions
+from spectune.training.loop import Loop, LoopSettings, Report, Stopped
+from spectune.training.methods import check_sizes, choose_vocabulary, make_method
+from spectune.training.options import TrainOptions, flag
 from spectune.training.progress import Listener, Silent
+from spectune.training.record import about, of_search, of_training
+from spectune.training.signals import Stop
 from spectune.training.states import StateProgress, StateStore
 from spectune.training.text import Text, texts_digest, texts_of
 
@@ -43,6 +39,7 @@ RUN, CHECKPOINT, SEARCH, RESULT = "run.json", "checkpoint.pt", "search.json", "t
 _EPOCHS = 10
 _CPU_MINUTES = 30.0  # of training, unless the user says otherwise
 _SEARCH_MINUTES = 10.0
+_MAY_CHANGE = ("threads", "device", "compact")  # when a training is resumed
 _BATCH_TOKENS = {"cpu": 512, "cuda": 16_384}
 
 
@@ -73,7 +70,7 @@ def train(
     check_output(output, resume=resume)
     if (output / RESULT).exists():
         return Outcome(output, json.loads((output / RESULT).read_text("utf-8")))
-    stop = _Stop()
+    stop = Stop()
     try:
         with stop.listening():
             return _Session(options, output, command, listener, stop).run()
@@ -87,6 +84,8 @@ def train(
 
 def check_output(output: Path, *, resume: bool) -> None:
     """Refuse a folder that holds something else, or a training without `resume`."""
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"{output} is a file", "choose a folder with --output")
     if not output.exists() or not any(output.iterdir()):
         return
     if not (output / RUN).exists():
@@ -97,7 +96,7 @@ def check_output(output: Path, *, resume: bool) -> None:
 
 class _Session:
     def __init__(
-        self, options: TrainOptions, output: Path, command: tuple[str, ...], listener: Listener, stop: _Stop
+        self, options: TrainOptions, output: Path, command: tuple[str, ...], listener: Listener, stop: Stop
     ) -> None:
         self.options = options
         self.output = output
@@ -117,6 +116,7 @@ class _Session:
             revision=self.options.revision,
             trust_remote_code=self.options.trust_remote_code,
         )
+        check_sizes(self.options, target)
         texts = self._texts(target)
         if self.options.method == "layer-skip":
             return self._search(target, texts)
@@ -140,6 +140,8 @@ class _Session:
             on_report=self._on_report,
             should_stop=lambda: self.stop.asked,
         )
+        # Norms keep float32 weights under autocast; that they are not fused costs nothing here.
+        warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
         trained = sum(p.numel() for p in loop.parameters)
         self.listener.note(f"training {trained / 1e6:.2f} million weights on {len(data.training)} texts")
         with self.stop.deferred():
@@ -147,7 +149,8 @@ class _Session:
         method.save(self.output, compact=self.options.compact)  # type: ignore[attr-defined]
         if self.options.method == "draft" and not self.options.compact and target.tokenizer is not None:
             target.tokenizer.save_pretrained(self.output)
-        return self._finish(self._result(target, data, digest, vocabulary, found, loop.curves, trained))
+        record = of_training(data, digest, vocabulary, trained, self.seconds, loop.curves, found)
+        return self._finish(target, record)
 
     def _search(self, target: Loaded, texts: list[Text]) -> Outcome:
         """Find the blocks that the target can skip."""
@@ -164,16 +167,10 @@ class _Session:
         assert found.best is not None, "one set at least is measured"
         config = {"spectune_head": "layer-skip", "skip": found.best.skip.parts}
         write_atomically(self.output / "config.json", json.dumps(config, indent=2) + "\n")
-        result = self._about(target) | {
-            "skip": found.best.skip.parts,
-            "best": asdict(found.best),
-            "measured": len(found.measured),
-            "ranking": {block: round(share, 4) for block, share in found.ranking.items()},
-            "seconds": {"search": round(found.seconds, 1)},
-        }
-        return self._finish(result)
+        return self._finish(target, of_search(found))
 
-    def _finish(self, result: dict[str, Any]) -> Outcome:
+    def _finish(self, target: Loaded, record: dict[str, Any]) -> Outcome:
+        result = about(self.options, self.command, target) | record
         write_atomically(self.output / RESULT, json.dumps(result, indent=2) + "\n")
         (self.output / CHECKPOINT).unlink(missing_ok=True)
         (self.output / SEARCH).unlink(missing_ok=True)
@@ -185,6 +182,8 @@ class _Session:
         self.output.mkdir(parents=True, exist_ok=True)
         path = self.output / RUN
         known = json.loads(path.read_text("utf-8")) if path.exists() else None
+        if known is not None:
+            self._check_same(known["options"])
         rows = gather_rows(self.options, target, self.listener, known["rows"] if known else None)
         texts = texts_of(rows)
         if known is None:
@@ -192,6 +191,15 @@ class _Session:
             write_atomically(path, json.dumps(content) + "\n")
         self.seconds["text"] = time.monotonic() - began
         return texts
+
+    def _check_same(self, begun: dict[str, Any]) -> None:
+        """Refuse to go on with other options than those that a training was begun with."""
+        for name, value in asdict(self.options).items():
+            if name not in _MAY_CHANGE and begun.get(name) != value:
+                raise UsageError(
+                    f"{self.output} was begun with {flag(name)} {begun.get(name)}, not {value}",
+                    "repeat that run's options, or choose another --output",
+                )
 
     def _states(self, target: Loaded, texts: list[Text], taps: tuple[int, ...]) -> StateStore:
         began = time.monotonic()
@@ -227,87 +235,3 @@ class _Session:
             )
         detail = f"{report.tokens} tokens, loss {report.loss:.3f}"
         self.listener.advance("training", report.progress, detail, report.seconds_left)
-
-    def _about(self, target: Loaded) -> dict[str, Any]:
-        """What every training.json begins with."""
-        return {
-            "spectune_version": __version__,
-            "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": list(self.command),
-            "options": asdict(self.options),
-            "target": {"name": target.info.name, "digest": target.info.digest, "dtype": target.info.dtype},
-            "device": target.info.device,
-            "threads": torch.get_num_threads(),
-        }
-
-    def _result(
-        self,
-        target: Loaded,
-        data: TrainingData,
-        digest: str,
-        vocabulary: Vocabulary,
-        found: HeldOut,
-        curves: Curves,
-        trained: int,
-    ) -> dict[str, Any]:
-        return self._about(target) | {
-            "trained_weights": trained,
-            "text": {
-                "digest": digest,
-                "texts": len(data.training),
-                "tokens": sum(text.written for text in data.training),
-                "held_out_texts": len(data.apart),
-                "held_out_tokens": sum(text.written for text in data.apart),
-            },
-            "draft_vocabulary": {"size": vocabulary.size, "held_out_coverage": round(vocabulary.coverage, 5)},
-            "tokens_seen": curves.tokens,
-            "seconds": {k: round(v, 1) for k, v in (self.seconds | {"training": curves.seconds}).items()},
-            "held_out": {
-                "acceptance": _rounded(found.acceptance),
-                "overlap": _rounded(found.overlap),
-                "acceptance_length": round(found.acceptance_length, 4),
-            },
-            "curve": [
-                {"tokens": tokens, "acceptance": _rounded(acceptance), "overlap": _rounded(shared)}
-                for tokens, acceptance, shared in curves.held_out
-            ],
-            "losses": [[tokens, round(loss, 5)] for tokens, loss in curves.losses],
-        }
-
-
-def _rounded(values: list[float]) -> list[float]:
-    return [round(value, 5) for value in values]
-
-
-class _Stop:
-    """Ctrl-C and SIGTERM. They interrupt at once, but during the training loop only after the running step."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._defers = False
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Only the main thread may say what a signal does; elsewhere nothing changes."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        former = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
-
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
-        self._defers = True
-        try:
-            yield
-        finally:
-            self._defers = False
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if not self._defers or self.asked:  # the second time at once
-            raise KeyboardInterrupt
-        self.asked = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from spectune.decoding.adapter import CausalModel
 from spectune.decoding.cache import KVStore, Step
+from spectune.errors import SpectuneError
 from spectune.sweeping.atomic import cannot_write, write_atomically
 from spectune.training.text import Text
 
@@ -126,12 +128,13 @@ class StateStore:
         Waits while another process computes states of this target.
 
         Raises:
-            SpectuneError: the disk is full.
+            SpectuneError: the disk is full, or too small.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / "lock"):
             self._reopen()
             missing = [text for text in texts if any(text.key not in tap.rows for tap in self.taps)]
+            self._check_room(missing)
             began = saved = time.monotonic()
             done = tokens = 0
             try:
@@ -146,6 +149,16 @@ class StateStore:
                         on_progress(StateProgress(done, len(missing), tokens, now - began))
             finally:
                 self._flush()
+
+    def _check_room(self, missing: Sequence[Text]) -> None:
+        needed = sum(len(t.ids) for t in missing for tap in self.taps if t.key not in tap.rows)
+        needed *= self.hidden_size * _BYTES
+        free = shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise SpectuneError(
+                f"the target's states take {needed / 1e9:.1f} GB, {self.folder} has room for {free / 1e9:.1f} GB",
+                "give fewer --tokens, or set SPECTUNE_CACHE to a larger disk",
+            )
 
     @torch.inference_mode()
     def _compute(self, target: CausalModel, group: Sequence[Text]) -> None:

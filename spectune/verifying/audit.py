@@ -14,14 +14,14 @@ from spectune.engines.native import NativeEngine
 from spectune.errors import UsageError
 from spectune.suites.load import load_suite
 from spectune.suites.prompt import Suite
-from spectune.sweeping.cell import CellSpec, Rule, Sampling
+from spectune.sweeping.cell import CellSpec, Sampling
 from spectune.sweeping.measure import timestamp
 from spectune.sweeping.options import SweepOptions
 from spectune.sweeping.plan import plan_cells
 from spectune.sweeping.rundir import RunDirectory
 from spectune.sweeping.sweep import Interrupted, failure_message
 from spectune.verifying.conclude import conclude
-from spectune.verifying.decode import decode_plainly, decode_speculatively
+from spectune.verifying.decode import decode_plainly, decode_speculatively, reference_rule
 from spectune.verifying.identity import check_identity
 from spectune.verifying.progress import Progress
 from spectune.verifying.record import FOLDER, Audit, AuditSpec, write_audit
@@ -84,8 +84,7 @@ class _Job:
         place = (cell.suite, cell.batch)
         if place not in self.plain:
             self.plain[place] = decode_plainly(self.engine, cell, requests, tokens)
-        rule: Rule = "greedy" if cell.sampling.greedy else "match"
-        run, _ = decode_speculatively(self.engine, cell, requests, tokens, rule=rule)
+        run, _ = decode_speculatively(self.engine, cell, requests, tokens, rule=reference_rule(cell))
         identity = check_identity(self.engine, cell, requests, self.plain[place], run)
         distribution = None
         if not cell.sampling.greedy:
@@ -139,8 +138,8 @@ def audit(
     _check_free(directory)
     suites = _load_suites(options, progress)
     engine = engine or load_engine(options)
-    specs = plan(options, engine, suites, samples)
     _check_target(directory, engine)
+    specs = plan(options, engine, suites, samples)
     for name in options.drafts:
         for note in engine.drafter_notes(name):
             progress.note(f"{name}: {note}")

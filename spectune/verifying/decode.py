@@ -16,8 +16,8 @@ OnTokens = Callable[[int], None]
 
 
 def decode_plainly(engine: NativeEngine, spec: CellSpec, requests: Sequence[Request], on_tokens: OnTokens) -> Run:
-    """Plain decoding at the cell's batch."""
-    decoder = Decoder(engine.loaded.model, None, _settings(spec, spec.rule), _stop(engine, spec))
+    """Plain decoding at the cell's batch, with the requests' seeds: what every rule is held against."""
+    decoder = Decoder(engine.loaded.model, None, _settings(spec, reference_rule(spec)), _stop(engine, spec))
     return _decode(decoder, requests, spec.batch, on_tokens)
 
 
@@ -28,6 +28,11 @@ def decode_speculatively(
     drafter = engine.built(spec.drafter).drafter
     decoder = Witness(engine.loaded.model, drafter, _settings(spec, rule or spec.rule), _stop(engine, spec))
     return _decode(decoder, requests, spec.batch, on_tokens), decoder
+
+
+def reference_rule(spec: CellSpec) -> Rule:
+    """The rule that promises the very tokens of plain decoding."""
+    return "greedy" if spec.sampling.greedy else "match"
 
 
 def _decode(decoder: Decoder, requests: Sequence[Request], batch: int, on_tokens: OnTokens) -> Run:

@@ -38,7 +38,7 @@ class Stamp:
         at = f"K {_numbers(self.ks)} at batch {_numbers(self.batches)}"
         power = f"; finds a bias of {self.detectable:.3f} per token" if self.detectable is not None else ""
         rest = f"; the rest: {self.command}" if self.command else ""
-        return f"audited {self.verdict} on {self.date} ({at}{power}){rest}"
+        return f"audited {self.verdict} on {self.date[:10] if self.date else None} ({at}{power}){rest}"
 
 
 def stamps(plan: Sequence[CellSpec], audits: Sequence[Audit], output: Path) -> tuple[Stamp, ...]:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from spectune.sweeping.cell import CellSpec
 from spectune.sweeping.progress import describe as place
+from spectune.sweeping.rundir import RunDirectory
 from spectune.verifying.conclude import describe
+from spectune.verifying.record import FOLDER
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,7 +68,9 @@ def closing(outcome: Outcome) -> list[str]:
             lines.append(f"  and {len(found) - _SHOWN} more; --json has all")
     lines += [f"failed: {place(f.cell)}: {f.message}" for f in outcome.failures]
     if outcome.directory is not None:
-        lines.append(f"next: {shlex.join(('spectune', 'report', str(outcome.directory)))}")
+        run = RunDirectory(outcome.directory)
+        report = shlex.join(("spectune", "report", str(run.path)))
+        lines.append(f"next: {report}" if run.exists() else f"kept in {run.path / FOLDER}; it holds no sweep yet")
     return lines
 
 

@@ -1,0 +1,45 @@
+"""The table of methods: one row per drafter, K and suite, with the figures of the run."""
+
+from __future__ import annotations
+
+import json
+
+from synthetic_run import cell, rounds_of
+
+from spectune.reporting.methods import table, training_table
+from spectune.speedup.profile import profile
+
+
+def test_a_row_holds_the_counts_of_the_smallest_batch_and_the_speedups_of_all():
+    rounds = rounds_of((4, 4), (4, 0))
+    found = [profile(cell(drafter="eagle3:demo", batch=b, speedup=s, rounds=rounds)) for b, s in ((4, 1.25), (1, 1.75))]
+    head, _, row = table(found).splitlines()
+    cells = [text.strip() for text in row.strip("|").split("|")]
+    assert "speedup, batch 1" in head
+    assert "speedup, batch 4" in head
+    assert cells[:4] == ["`eagle3:demo`", "4", "code", "3.00"]
+    assert cells[4] == "0.50, 0.50, 0.50, 0.50"
+    assert cells[6].startswith("1.7")
+    assert cells[7].startswith("1.2")
+
+
+def test_a_cell_that_is_not_there_is_a_dash_and_a_bar_in_a_name_is_escaped():
+    found = [profile(cell(drafter="a|b", batch=1)), profile(cell(drafter="c", batch=4))]
+    rows = table(found).splitlines()[2:]
+    assert "a\\|b" in rows[0]
+    assert rows[0].endswith("| — |")
+
+
+def test_the_making_of_a_head_is_told_from_its_file(tmp_path):
+    made = {
+        "tokens_seen": 12345,
+        "command": ["spectune", "train", "eagle3", "-o", "x"],
+        "held_out": {"acceptance": [0.5, 0.25], "overlap": [0.4, 0.2]},
+    }
+    (tmp_path / "eagle3").mkdir()
+    (tmp_path / "eagle3" / "training.json").write_text(json.dumps(made))
+    row = training_table([tmp_path / "eagle3"]).splitlines()[2]
+    assert "`eagle3`" in row
+    assert "12,345" in row
+    assert "0.50, 0.25" in row
+    assert "`spectune train eagle3 -o x`" in row
