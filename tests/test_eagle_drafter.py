@@ -226,6 +226,24 @@ def test_rounds_without_draft_leave_pairs_pending_that_are_fed_later(target):
     assert any(t.draft_steps for t in run.trace)
 
 
+def test_many_pending_pairs_of_one_row_do_not_push_its_neighbour_past_the_cache(target):
+    drafter = make_drafter(target)
+    drafter.start(2, 64)
+    long, behind = (random_prompts(1, lengths=(n,))[0] for n in (60, 50))
+    states = torch.randn(59, len(drafter.taps) * 64)
+    with torch.inference_mode():
+        for index, tokens in enumerate((long, behind)):
+            drafter.admit(index, Row(tokens[:2], index), states[:1])
+            drafter.pending[index] = [states[: len(tokens) - 1]]
+        drafter._catch_up(0, Row(long, 0))
+        outputs = drafter._take_in([Row(long, 0), Row(behind, 1)])
+        alone = make_drafter(target)
+        alone.start(1, 64)
+        alone.admit(0, Row(behind, 1), states[:49])
+        expected = alone._take_in([Row(behind, 1)])
+    torch.testing.assert_close(outputs[1], expected[0], rtol=1e-4, atol=1e-4)
+
+
 def test_a_row_proposes_the_same_whoever_runs_beside_it(target):
     """Rows that keep different numbers of tokens feed different numbers of pairs, in one padded forward."""
     prompts = random_prompts(3)
