@@ -45,6 +45,8 @@ def start(arguments: list[str], *, pause: float = 0.0) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "COLUMNS": "200", "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent)))},
+        # Tests that run in the background of a shell inherit an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
