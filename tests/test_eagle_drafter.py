@@ -8,12 +8,13 @@ import pytest
 import torch
 from conftest import load_tiny, save_tiny
 from decoding_helpers import decode, random_prompts, requests_of, tokens_of
-from eagle_helpers import naive, randomize, tiny_config
+from eagle_helpers import HIDDEN, VARIANTS, naive, randomize, tiny_config, tiny_head
 
 from spectune.decoding.cache import KVStore, Step
 from spectune.decoding.decoder import Decoder, DecodeSettings
 from spectune.decoding.drafter import Kept, Round, Row
 from spectune.decoding.eagle_drafter import EagleDrafter, EagleTreeDrafter
+from spectune.decoding.eagle_network import EagleNetwork
 from spectune.decoding.sampling import History
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
@@ -65,6 +66,29 @@ def run_once(loaded, drafter, rows, *, k, sampling=Sampling(), rule="greedy", no
         stop_ids = torch.tensor([2])
         typed = [Row(list(t), i) for i, t in enumerate(rows)]
         return drafter.propose(Round(typed, limits, k, nodes or k, rule, sampling, history, stop_ids, model.device))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_network_computes_what_the_head_does(name):
+    """In two pieces over a cache, the second one on its own outputs, in every variant."""
+    config = VARIANTS[name]
+    head = tiny_head(config)
+    generator = torch.Generator().manual_seed(5)
+    states = torch.randn(2, 9, len(config.taps) * HIDDEN, generator=generator)
+    ids = torch.randint(0, VOCAB, (2, 9), generator=generator)
+    with torch.inference_mode():
+        expected = head.run(states, ids)
+        features, logits = head.following(expected), head.logits(expected)
+        network, store = EagleNetwork(head), KVStore(2, 9)
+        network.make_room(9)
+        pieces = []
+        for first, last in ((0, 5), (5, 9)):
+            step = Step(0, (first,) * 2, last - first, ids.device)
+            pieces.append(network.step(ids[:, first:last], network.fuse(states[:, first:last]), step, store))
+        output = torch.cat(pieces, 1)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(network.following(output), features, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(network.logits(output), logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -285,9 +309,9 @@ def test_a_head_whose_frequencies_change_with_length_stops_at_its_own_context(ta
     prompts = random_prompts(1, lengths=(8,))
     run = decode(target, EagleDrafter(head, target_vocab=VOCAB), prompts, k=3, max_new_tokens=30)
     assert tokens_of(run) == tokens_of(decode(target, None, prompts, max_new_tokens=30))
-    drafted = [t.drafted for t in run.trace]
-    assert drafted[0] > 0
-    assert drafted[-1] == 0
+    # With n tokens known (one more than the context says), K drafted tokens take slots up to n - 3 + K.
+    for trace in run.trace[:-1]:
+        assert trace.drafted == max(0, min(3, 20 - int(trace.context + 1) + 2))
 
 
 def test_states_are_handed_over_for_every_verified_token(target):
@@ -427,6 +451,34 @@ def test_children_of_a_planned_shape_are_drawn_from_the_heads_distribution(targe
             q = torch.zeros(VOCAB, dtype=torch.float64)
             q[DRAFT_IDS] = (fork.logits(out) / 0.7).softmax(0)
             torch.testing.assert_close(draft.probabilities[index, node].double(), q, rtol=1e-3, atol=1e-4)
+
+
+def test_repetition_penalty_follows_each_path_of_a_tree(target):
+    """Behind a node, its own token is seen too: the same head without the penalty scores it higher."""
+    rows = random_prompts(1, lengths=(12,))
+    q = {}
+    for penalty in (1.0, 3.0):
+        drafter = EagleTreeDrafter(make_head(target), StaticPlan(OneShape(), "iid"), target_vocab=VOCAB)
+        sampling = Sampling(temperature=1.0, repetition_penalty=penalty)
+        draft = run_once(target, drafter, rows, k=4, nodes=6, sampling=sampling, rule="speculative")
+        q[penalty] = draft.probabilities[0]
+        penalised_token = int(draft.tokens[0, 0])
+    seen = torch.isin(torch.arange(VOCAB), torch.tensor(rows[0]))
+    assert q[3.0][0, seen].sum() < 0.5 * q[1.0][0, seen].sum()
+    head = make_head(target)
+    ids = torch.tensor([rows[0][:-1]])
+    _, states = target.model.forward_with_states(
+        ids, Step(0, (0,), ids.shape[1], ids.device), KVStore(1, 64), head.config.taps
+    )
+    reference = naive(head)
+    output = reference.run(states[0], torch.tensor(rows[0][1:]))[-1]
+    output = reference.step(penalised_token, reference.following(output), 11)
+    logits = reference.logits(output)
+    past = seen.clone()
+    past[penalised_token] = True
+    past = past[DRAFT_IDS]
+    logits = torch.where(past, torch.where(logits < 0, logits * 3.0, logits / 3.0), logits)
+    torch.testing.assert_close(q[3.0][1, DRAFT_IDS].double(), logits.softmax(0), rtol=1e-3, atol=1e-4)
 
 
 def test_block_verification_of_a_tree_is_refused(target):

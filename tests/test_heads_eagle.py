@@ -6,26 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from eagle_helpers import HIDDEN, VOCAB, naive, tiny_config, tiny_head
+from eagle_helpers import HIDDEN, VARIANTS, VOCAB, naive, tiny_config, tiny_head
 
 from spectune.errors import UsageError
 from spectune.heads.eagle import EagleHead, default_taps
-
-VARIANTS = {
-    "eagle": tiny_config(1),
-    "eagle with bias": tiny_config(1, fusion_bias=True),
-    "eagle with norms": tiny_config(1, layernorms=True),
-    "eagle with an embedding of its own": tiny_config(1, own_embedding=True),
-    "eagle3": tiny_config(3, layers=8),
-    "eagle3 norm before residual": tiny_config(3, layers=8, norm_before_residual=True),
-    "eagle3 norm fed back": tiny_config(3, layers=8, norm_output=True),
-    "eagle3 norm before fc": tiny_config(3, layers=8, norm_before_fc=True),
-    "eagle3 norm of each state": tiny_config(3, layers=8, fc_norm=True),
-    "eagle3 with biases": tiny_config(3, layers=8, attention_bias=True, output_bias=True, mlp_bias=True),
-    "eagle3 with query and key norms": tiny_config(3, layers=8, query_key_norm=True),
-    "eagle3 without fusion": tiny_config(3, taps=(8,), fusion=False),
-    "eagle3 with the target's head": tiny_config(3, layers=8, own_head=False),
-}
 
 
 def text(config, length=9, rows=2):

@@ -22,6 +22,9 @@ from typer.testing import CliRunner
 from spectune.cli.app import app
 from spectune.errors import SpectuneError, UsageError
 from spectune.training import progress
+from spectune.training.gathering import gather_rows
+from spectune.training.options import TrainOptions
+from spectune.training.progress import Silent
 
 TRAINED = ("draft", "medusa", "blockwise", "eagle", "eagle3", "exit")
 
@@ -249,11 +252,18 @@ def test_a_training_killed_with_kill_9_and_resumed_ends_like_one_that_was_not(fo
     assert [reports[0][key] for key in kept] == [reports[1][key] for key in kept]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_keep_the_training_and_say_how_to_go_on(number, folder, tmp_path):
+@pytest.mark.parametrize(
+    ("phase", "number", "endless"),
+    [
+        ("text by the target: ", signal.SIGINT, "--tokens"),
+        ("training: ", signal.SIGINT, "--epochs"),
+        ("training: ", signal.SIGTERM, "--epochs"),
+    ],
+)
+def test_ctrl_c_and_sigterm_keep_what_is_done_and_say_how_to_go_on(phase, number, endless, folder, tmp_path):
     output = tmp_path / "o"
     arguments = words("exit", folder, output)
-    arguments[arguments.index("--epochs") + 1] = "100000"
+    arguments[arguments.index(endless) + 1] = "100000"
     process = subprocess.Popen(
         [sys.executable, "-m", "spectune", *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -262,7 +272,7 @@ def test_ctrl_c_and_sigterm_keep_the_training_and_say_how_to_go_on(number, folde
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("training: "):
+        if line.startswith(phase):
             break
     time.sleep(0.2)
     process.send_signal(number)
@@ -270,11 +280,18 @@ def test_ctrl_c_and_sigterm_keep_the_training_and_say_how_to_go_on(number, folde
     assert process.wait() == 130, rest
     assert "--resume" in rest
     assert "Traceback" not in rest
-    assert (output / "checkpoint.pt").exists()
-    assert (output / "run.json").exists()
+    assert (output / "checkpoint.pt").exists() == (output / "run.json").exists() == (phase == "training: ")
 
 
-def test_a_training_with_other_settings_is_not_mixed_into_an_old_one(folder, tmp_path):
+def test_a_resumed_training_takes_the_texts_it_began_with(folder, tmp_path):
+    target, options = load_tiny(folder), TrainOptions("exit", tokens=500)
+    first = gather_rows(options, target, Silent())
+    assert gather_rows(options, target, Silent(), [first[2].index, first[0].index]) == [first[2], first[0]]
+    with pytest.raises(UsageError, match="1 of the texts that this training began with are gone"):
+        gather_rows(options, target, Silent(), [first[0].index, 10**9])
+
+
+def test_a_training_with_other_settings_or_texts_is_not_mixed_into_an_old_one(folder, tmp_path):
     output = tmp_path / "o"
     output.mkdir()
     killed = subprocess.run(
@@ -286,3 +303,8 @@ def test_a_training_with_other_settings_is_not_mixed_into_an_old_one(folder, tmp
     result = train("exit", folder, output, "--resume", "--seed", "5")
     assert isinstance(result.exception, UsageError)
     assert "was begun with --seed 0, not 5" in str(result.exception)
+    begun = json.loads((output / "run.json").read_text())
+    (output / "run.json").write_text(json.dumps(begun | {"rows": begun["rows"][:-3]}))
+    result = train("exit", folder, output, "--resume")
+    assert isinstance(result.exception, UsageError)
+    assert "other data or settings" in str(result.exception)

@@ -23,6 +23,7 @@ from spectune.heads.checkpoint import save_tensors
 from spectune.heads.pruned import load_pruned
 from spectune.sweeping.cell import Sampling
 from spectune.training import layer_skip as layer_skip_module
+from spectune.training import loop as loop_module
 from spectune.training.data import TrainingData
 from spectune.training.draft import PLACES, DraftTraining, spread_layers
 from spectune.training.layer_skip import Found, LayerSkipSearch, best_k
@@ -75,7 +76,8 @@ def stop_after(steps: int):
 # ------------------------------------------------------------------------------------------------------------- loop
 
 
-def test_a_run_interrupted_anywhere_ends_exactly_like_one_that_was_not(tmp_path):
+def test_a_run_interrupted_anywhere_ends_exactly_like_one_that_was_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop_module, "_losses_per_entry", lambda _: 7)
     whole = make_loop(tmp_path / "whole.pt")
     expected = whole.run()
     steps = len(whole.method.batches)
@@ -196,6 +198,15 @@ def test_layers_are_spread_evenly_with_the_first_and_the_last():
     for count in (0, 30):
         with pytest.raises(UsageError, match="a draft of"):
             spread_layers(count, 30)
+
+
+def test_an_untrained_draft_is_made_of_the_named_layers_of_the_target(deep_folder):
+    whole = AutoModelForCausalLM.from_pretrained(deep_folder).model.layers
+    draft = make_draft(deep_folder, kept=(0, 2, 4)).module.model.layers
+    assert len(draft) == 3
+    for layer, number in zip(draft, (0, 2, 4), strict=True):
+        expected = whole[number].state_dict()
+        assert all(torch.equal(x, expected[name]) for name, x in layer.state_dict().items())
 
 
 @pytest.mark.parametrize("draft_ids", [None, DRAFT_IDS])

@@ -50,13 +50,29 @@ def forced_logits(
         piece = ids[:, at : min(at + width, length - 1)].repeat(copies, 1)
         step = Step(0, (len(prompt) + at,) * batch, piece.shape[1], device)
         parts.append(model.forward(piece, step, store)[:rows])
-    logits = torch.cat(parts, 1).float()
-    if sampling.repetition_penalty != 1.0:
-        seen = torch.zeros(rows, logits.shape[-1], dtype=torch.bool, device=device)
-        seen[:, start[0]] = True
-        for t in range(length):
-            logits[:, t] = penalize(logits[:, t], seen, sampling.repetition_penalty)
-            seen.scatter_(1, ids[:, t : t + 1], True)
+    return _penalized(torch.cat(parts, 1).float(), prompt, ids, sampling)
+
+
+@torch.inference_mode()
+def prefilled_logits(model: CausalModel, prompt: Sequence[int], output: Sequence[int], sampling: Sampling) -> Tensor:
+    """[1, n, V] as `forced_logits`, with prompt and output in one forward, as a prompt is read."""
+    text = torch.tensor([[*prompt, *output[:-1]]], device=model.device)
+    size = text.shape[1]
+    logits = model.forward(text, Step(0, (0,), size, model.device), KVStore(1, size))
+    ids = torch.tensor([list(output)], device=model.device)
+    return _penalized(logits[:, len(prompt) - 1 :].float(), prompt, ids, sampling)
+
+
+def _penalized(logits: Tensor, prompt: Sequence[int], outputs: Tensor, sampling: Sampling) -> Tensor:
+    """Logits [R, n, V] of outputs [R, n] with the repetition penalty, each place with its own past."""
+    if sampling.repetition_penalty == 1.0:
+        return logits
+    seen = torch.zeros(logits.shape[0], logits.shape[-1], dtype=torch.bool, device=logits.device)
+    seen[:, list(prompt)] = True
+    logits = logits.clone()
+    for t in range(logits.shape[1]):
+        logits[:, t] = penalize(logits[:, t], seen, sampling.repetition_penalty)
+        seen.scatter_(1, outputs[:, t : t + 1], True)
     return logits
 
 
@@ -64,10 +80,14 @@ def chosen(logits: Tensor, request: Request, sampling: Sampling) -> list[int]:
     """What plain decoding of the request chooses from its logits [n, V], place by place."""
     if is_greedy(sampling):
         return logits.argmax(-1).tolist()
+    return pick(probabilities(logits, sampling), coins(request, len(logits), logits.device)).tolist()
+
+
+def coins(request: Request, count: int, device: torch.device) -> Tensor:
+    """[n] float64: the coins that choose a request's first tokens in plain sampling."""
     first = len(request.token_ids)
-    position = torch.arange(first, first + len(logits), device=logits.device)
-    coins = uniform(torch.full_like(position, request.seed), Stream.TARGET, position, torch.zeros_like(position))
-    return pick(probabilities(logits, sampling), coins).tolist()
+    position = torch.arange(first, first + count, device=device)
+    return uniform(torch.full_like(position, request.seed), Stream.TARGET, position, torch.zeros_like(position))
 
 
 def rounding(model: CausalModel, prompt: Sequence[int], output: Sequence[int], sampling: Sampling) -> float:

@@ -1,8 +1,8 @@
 """Speculative output against plain output of the same requests, token by token.
 
-Where the two part, the target itself is asked (see `engines.difference`, and `noise` for what rounding may do). Behind
-a numeric tie the texts are no longer the same, so there every token is compared with what the target, given the text
-before it, chooses.
+Where the two part, the target itself is asked how near the two tokens are, and how near rounding may bring them (see
+`noise`). Behind a numeric tie the texts are no longer the same, so there every token is compared with what the target,
+given the text before it, chooses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from spectune.decoding.decoder import Run
 from spectune.decoding.generation import Generation
-from spectune.engines.difference import find_difference, first_difference
+from spectune.engines.difference import first_difference
 from spectune.engines.engine import Request
 from spectune.engines.native import NativeEngine
 from spectune.sweeping.cell import CellSpec
@@ -44,25 +44,21 @@ def partings_of(
     expected, found = plain.tokens, speculative.tokens
     if expected == found:
         return []
-    model = engine.loaded.model
-    noise = Noise(model, request, found, spec)
+    noise = Noise(engine.loaded.model, request, found, spec)
 
     def judge(place: int, other: Sequence[int]) -> Parting:
-        difference = find_difference(
-            model, request, found, other, width=spec.k + 1, batch=spec.batch, sampling=spec.sampling
-        )
         if place >= min(len(found), len(other)):  # one output ends early: no rounding does that
-            return _parting(request, place, found, other, difference.gap)
+            return _parting(request, place, found, other)
         tokens = (found[place], other[place])
         return _parting(
             request,
             place,
             found,
             other,
-            difference.gap,
             margin=noise.margin(place),
+            gap=noise.gap(place, tokens),
             noise=noise.at(place, tokens),
-            is_tie=noise.explains(difference.gap, place, tokens),
+            is_tie=noise.explains(place, tokens),
         )
 
     first = first_difference(expected, found)
@@ -73,7 +69,7 @@ def partings_of(
         if noise.choices[place] != found[place]:
             partings.append(judge(place, [*found[:place], noise.choices[place]]))
     if partings[-1].is_tie and not _ended_rightly(engine, spec, request, speculative):
-        partings.append(_parting(request, len(found), found, found, 0.0))
+        partings.append(_parting(request, len(found), found, found))
     return partings
 
 
@@ -82,9 +78,9 @@ def _parting(
     place: int,
     found: Sequence[int],
     expected: Sequence[int],
-    gap: float,
     *,
     margin: float | None = None,
+    gap: float = 0.0,
     noise: float = 0.0,
     is_tie: bool = False,
 ) -> Parting:
