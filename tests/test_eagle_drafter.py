@@ -260,11 +260,11 @@ def test_many_pending_pairs_of_one_row_do_not_push_its_neighbour_past_the_cache(
             drafter.admit(index, Row(tokens[:2], index), states[:1])
             drafter.pending[index] = [states[: len(tokens) - 1]]
         drafter._catch_up(0, Row(long, 0))
-        outputs = drafter._take_in([Row(long, 0), Row(behind, 1)])
+        outputs = drafter._take_in(drafter._pending([Row(long, 0), Row(behind, 1)]))
         alone = make_drafter(target)
         alone.start(1, 64)
         alone.admit(0, Row(behind, 1), states[:49])
-        expected = alone._take_in([Row(behind, 1)])
+        expected = alone._take_in(alone._pending([Row(behind, 1)]))
     torch.testing.assert_close(outputs[1], expected[0], rtol=1e-4, atol=1e-4)
 
 

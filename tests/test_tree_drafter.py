@@ -19,6 +19,7 @@ from spectune.decoding.model_drafter import ModelDrafter
 from spectune.decoding.sampling import penalize, probabilities
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
+from spectune.decoding.tree import TokenTree
 from spectune.decoding.tree_drafter import TreeModelDrafter, TreeSize, default_growth, vocabulary_of
 from spectune.decoding.tree_plans import DynamicPlan, StaticPlan
 from spectune.decoding.tree_shapes import SequoiaTable
@@ -85,6 +86,9 @@ class Spy(TreeModelDrafter):
         draft = super().propose(round_)
         if draft is not None:
             seen = None if round_.history.seen is None else round_.history.seen[: len(round_.rows)].clone()
+            q = None if draft.probabilities is None else draft.probabilities.clone()  # the next round takes its place
+            tree = TokenTree(draft.tree.parents.clone(), draft.tree.levels)
+            draft = draft._replace(tokens=draft.tokens.clone(), counts=draft.counts.clone(), probabilities=q, tree=tree)
             self.seen.append((draft, [list(row.tokens) for row in round_.rows], round_.limits, seen))
         return draft
 

@@ -124,7 +124,8 @@ class _RowLayer(CacheLayerMixin):
         return self.owner.step.length, 0
 
     def get_seq_length(self) -> int:
-        return min(self.owner.step.starts)
+        starts = self.owner.step.starts
+        return min(starts) if isinstance(starts, tuple) else 0
 
     def get_max_length(self) -> int:
         return self.owner.store.capacity

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+# A slot per row: numbers that the host knows, or [B] int64 that only the device does (see `Step`).
+Slots = tuple[int, ...] | Tensor
+
 
 @dataclass(frozen=True, slots=True)
 class Tail:
@@ -23,7 +26,7 @@ class Tail:
     position `base[b] + depths[b, t]`; T counts the tree slots written so far, this step's included.
     """
 
-    base: tuple[int, ...]
+    base: Slots
     depths: Tensor  # [B, T] int64
     visible: Tensor  # [B, q, T] bool: which of them each query sees, its own included
 
@@ -34,13 +37,17 @@ class Step:
 
     Row b's queries occupy slots `starts[b] … starts[b] + query - 1`. Without a tail a slot's index is its token's
     position, and a query sees its own slot and all before it.
+
+    Where `starts` are on the device only, nothing of the step's shape depends on them: queries look at the first
+    `reach` slots through a mask. Such a step can be recorded once and run again from other places.
     """
 
     first_row: int
-    starts: tuple[int, ...]
+    starts: Slots
     query: int
     device: torch.device
     tail: Tail | None = None
+    reach: int = 0
     _masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
     _slots: Tensor | None = None
     _positions: Tensor | None = None
@@ -50,15 +57,20 @@ class Step:
         return slice(self.first_row, self.first_row + len(self.starts))
 
     @property
+    def only_start(self) -> int | None:
+        """Where the queries of a single row start, if the host knows."""
+        return self.starts[0] if isinstance(self.starts, tuple) and len(self.starts) == 1 else None
+
+    @property
     def length(self) -> int:
-        """Slots that the longest row can see."""
-        return max(self.starts) + self.query
+        """Slots that the longest row can see, or more."""
+        return max(self.starts) + self.query if isinstance(self.starts, tuple) else self.reach
 
     @property
     def slots(self) -> Tensor:
         """[B, q] slot of each query."""
         if self._slots is None:
-            starts = torch.tensor(self.starts, device=self.device)
+            starts = on_device(self.starts, self.device)
             self._slots = starts[:, None] + torch.arange(self.query, device=self.device)
         return self._slots
 
@@ -68,7 +80,7 @@ class Step:
         if self.tail is None:
             return self.slots
         if self._positions is None:
-            base = torch.tensor(self.tail.base, device=self.device)[:, None]
+            base = on_device(self.tail.base, self.device)[:, None]
             self._positions = base + self.tail.depths.gather(1, self.slots - base)
         return self._positions
 
@@ -79,7 +91,7 @@ class Step:
             window: reach of a sliding-window layer, the query's own place included.
             groups: how often the q places are repeated, one group after the other.
         """
-        alone = len(self.starts) == 1 and self.query == 1 and self.tail is None
+        alone = self.only_start is not None and self.query == 1 and self.tail is None
         if alone and (window is None or self.length <= window):
             return None
         if (window, groups) not in self._masks:
@@ -95,7 +107,7 @@ class Step:
 
     def _tree_mask(self, tail: Tail, window: int | None) -> Tensor:
         """Text is visible as a whole, of the tree what `tail.visible` says."""
-        base = torch.tensor(tail.base, device=self.device)[:, None]  # [B, 1]
+        base = on_device(tail.base, self.device)[:, None]  # [B, 1]
         slot = torch.arange(self.length, device=self.device)
         place = slot - base  # [B, length] index into the tail, negative in the text
         inside = place.clamp(0, tail.depths.shape[1] - 1)
@@ -110,7 +122,19 @@ class Step:
     @property
     def is_fresh_prefill(self) -> bool:
         """One row from slot 0: plain causal attention, no mask needed."""
-        return self.starts == (0,) and self.query > 1 and self.tail is None
+        return self.only_start == 0 and self.query > 1 and self.tail is None
+
+
+def on_device(slots: Slots, device: torch.device) -> Tensor:
+    """[B] int64."""
+    return torch.tensor(slots, device=device) if isinstance(slots, tuple) else slots
+
+
+def advance(starts: Slots, by: int, last: int) -> Slots:
+    """Every start moved on, but never behind slot `last`."""
+    if isinstance(starts, tuple):
+        return tuple(min(start + by, last) for start in starts)
+    return (starts + by).clamp(max=last)
 
 
 class KVStore:
@@ -139,8 +163,8 @@ class KVStore:
             self.values[layer] = self._buffer(value)
         keys, values = self.keys[layer][step.rows], self.values[layer][step.rows]
         for stored, new in ((keys, key), (values, value)):
-            if len(step.starts) == 1:
-                stored[:, :, step.starts[0] : step.length] = new
+            if step.only_start is not None:
+                stored[:, :, step.only_start : step.length] = new
             else:
                 rows = torch.arange(len(step.starts), device=new.device)[:, None]
                 stored[rows, :, step.slots] = new.transpose(1, 2)
@@ -157,7 +181,7 @@ class KVStore:
                 buffer[destination] = buffer[source]
 
     def compact(self, starts: Sequence[int], path: Tensor, accepted: Sequence[int]) -> None:
-        """Move each row's accepted path to consecutive slots behind its root.
+        """Move each row's accepted path to consecutive slots behind its root, where anything has to move.
 
         Positions were taken from depths, so the keys need no new rotation.
 
@@ -169,15 +193,17 @@ class KVStore:
         depth = max(accepted, default=0)
         if depth == 0:
             return
-        places = torch.arange(1, depth + 1, device=path.device)
-        nodes = path[:, 1 : depth + 1]
-        # Behind a row's own path the slots hold nothing that is ever read again; they may be copied onto themselves.
-        kept = places <= torch.tensor(accepted, device=path.device)[:, None]
-        nodes = torch.where(kept, nodes, places)
-        if torch.equal(nodes, places.expand_as(nodes)):
-            return
-        base = torch.tensor(starts, device=path.device)[:, None]
-        rows = torch.arange(len(starts), device=path.device)[:, None]
+        path = path[:, : depth + 1]
+        counts = torch.tensor(accepted, device=path.device)
+        places, nodes = _moves(path, counts)
+        if not torch.equal(nodes, places.expand_as(nodes)):
+            self.compact_all(torch.tensor(starts, device=path.device), path, counts)
+
+    def compact_all(self, starts: Tensor, path: Tensor, accepted: Tensor) -> None:
+        """As `compact`, unconditionally and with nothing read back from the device. starts, accepted: [B]."""
+        places, nodes = _moves(path, accepted)
+        base = starts[:, None]
+        rows = torch.arange(len(path), device=path.device)[:, None]
         for buffers in (self.keys, self.values):
             for buffer in buffers.values():
                 # Read into a copy first: source and destination may overlap.
@@ -187,3 +213,12 @@ class KVStore:
         """Bytes one token of one row takes over all layers written so far."""
         buffers = (*self.keys.values(), *self.values.values())
         return sum(b.shape[1] * b.shape[3] * b.element_size() for b in buffers)
+
+
+def _moves(path: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
+    """Places behind the root [D], and the node [B, D] whose keys belong there.
+
+    Behind a row's own path the slots hold nothing that is ever read again; they may be copied onto themselves.
+    """
+    places = torch.arange(1, path.shape[1], device=path.device)
+    return places, torch.where(places <= accepted[:, None], path[:, 1:], places)

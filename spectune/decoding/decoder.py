@@ -20,17 +20,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-import spectune.decoding.tree_rules as tree_rules
-from spectune.decoding import rules
 from spectune.decoding.adapter import CausalModel
-from spectune.decoding.cache import KVStore, Step, Tail
-from spectune.decoding.drafter import Draft, Drafter, Kept, Round, Row, SharesCache
+from spectune.decoding.cache import KVStore, Step
+from spectune.decoding.drafter import Draft, Drafter, Kept, Recordable, Round, Row, SharesCache
 from spectune.decoding.generation import Generation, Origin, RoundTrace
-from spectune.decoding.random import CounterCoins, Stream, pick, uniform
+from spectune.decoding.graphs import Graphs, recorded
+from spectune.decoding.random import Stream, pick, uniform
 from spectune.decoding.sampling import History, is_greedy, probabilities
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
-from spectune.decoding.tree import TokenTree
+from spectune.decoding.verification import Verified, Verifier
 from spectune.engines.engine import Request
 from spectune.errors import UsageError
 from spectune.measuring.clock import RoundClock, make_clock
@@ -46,6 +45,7 @@ class DecodeSettings:
     schedule: KSchedule
     rule: Rule = "speculative"
     sampling: Sampling = field(default_factory=Sampling)
+    graphs: bool | None = None  # record each round's computations (see `graphs`); None: where the device gains by it
 
 
 @dataclass(slots=True)
@@ -81,13 +81,23 @@ class Decoder:
         target: the model whose distribution is kept.
         drafter: proposes tokens; None for plain decoding.
         stop: stop tokens and stop strings.
+        graphs: recordings to go on with, of an earlier decoder with the same models and settings.
     """
 
-    def __init__(self, target: CausalModel, drafter: Drafter | None, settings: DecodeSettings, stop: StopRule) -> None:
+    def __init__(
+        self,
+        target: CausalModel,
+        drafter: Drafter | None,
+        settings: DecodeSettings,
+        stop: StopRule,
+        graphs: Graphs | None = None,
+    ) -> None:
         self.target = target
         self.drafter = drafter
         self.settings = settings
         self.stop = stop
+        self.graphs = graphs
+        self.records = recorded(target.device, settings.graphs)
         self.rule: Rule = "greedy" if is_greedy(settings.sampling) else settings.rule
         if self.rule == "greedy" and not is_greedy(settings.sampling):
             raise UsageError("the greedy rule needs temperature 0", "choose --rule speculative, block or match")
@@ -103,8 +113,14 @@ class Decoder:
         requests: Sequence[Request],
         batch: int,
         on_tokens: OnTokens | None = None,
+        *,
+        room: int = 0,
     ) -> Run:
         """Decode all requests, `batch` at a time; a finished row's slot is refilled at once.
+
+        Args:
+            room: make the caches long enough for requests of so many tokens, prompt and output, even if these are
+                shorter: a later run can then use the same.
 
         Raises:
             UsageError: an empty prompt, a prompt that fills the context, or a token id outside the vocabulary.
@@ -116,15 +132,22 @@ class Decoder:
         waiting = deque(zip(requests, run.generations, strict=True))
         limits = [self._limit(request) for request in requests]
         width = self.settings.schedule.largest if self.drafter else 0
-        capacity = max((len(r.token_ids) + n for r, n in zip(requests, limits, strict=True)), default=0)
+        capacity = max([room, *(len(r.token_ids) + n for r, n in zip(requests, limits, strict=True))])
         rows = min(batch, len(requests))
+        if not self.records:
+            self.graphs = None
+        elif self.graphs is None or self.graphs.rows != rows:
+            self.graphs = Graphs(self.target.device, rows)
         # A round writes up to K slots behind a row's last possible token.
-        self.store = KVStore(rows, capacity + width + 1)
+        capacity += width + 1
+        self.store = self.graphs.store("target", rows, capacity) if self.graphs else KVStore(rows, capacity)
         self.history = History(
             rows, self.target.vocab_size, self.settings.sampling.repetition_penalty, self.target.device
         )
         if self.drafter:
-            self.drafter.start(rows, self.store.capacity)
+            if isinstance(self.drafter, Recordable):
+                self.drafter.record_with(self.graphs if self.drafter.device == self.target.device else None)
+            self.drafter.start(rows, capacity)
             if isinstance(self.drafter, SharesCache):
                 self.drafter.adopt(self.store)
         self.slots = []
@@ -140,11 +163,16 @@ class Decoder:
             if self.on_round:
                 self.on_round(self, trace)
         run.wall_seconds = time.perf_counter() - began
-        # A decoder may be kept; the caches of a finished run need not be.
+        # A decoder may be kept; the caches of a finished run need not be, unless recordings use them.
         self.store = KVStore(0, 0)
         if self.drafter:
             self.drafter.start(0, 0)
         return run
+
+    @property
+    def captures(self) -> int:
+        """Computations recorded so far."""
+        return self.graphs.captures if self.graphs else 0
 
     def _limit(self, request: Request) -> int:
         """Output tokens that fit: the request's own limit, cut by the context."""
@@ -206,6 +234,11 @@ class Decoder:
         seed, position, zero = (torch.tensor(x, device=p.device) for x in (row.seed, row.length, 0))
         return pick(p, uniform(seed, Stream.TARGET, position, zero))
 
+    def _verify(self, newest: Tensor, draft: Draft | None, round_: Round) -> Verified:
+        """One target forward over the newest tokens [B, 1] and the draft, and the rule."""
+        taps = self.drafter.taps if self.drafter else ()
+        return Verifier(self.target, self.store, taps, self.graphs).verify(newest, draft, round_)
+
     def _round(
         self,
         clock: RoundClock,
@@ -221,31 +254,32 @@ class Decoder:
         # The last token of a row comes from the target itself, so a row drafts one less than it may still emit.
         k = self.settings.schedule.at(len(rows))
         limits = [min(k, slot.remaining - 1) for slot in self.slots]
+        starts = tuple(row.length - 1 for row in rows)
         round_ = Round(
-            rows, limits, max(limits), k, self.rule, self.settings.sampling, self.history, self.stop_ids, device
+            rows,
+            limits,
+            max(limits),
+            k,
+            self.rule,
+            self.settings.sampling,
+            self.history,
+            self.stop_ids,
+            device,
+            fixed=self.graphs is not None,
         )
         start = clock.mark()
         draft = self.drafter.propose(round_) if self.drafter and max(limits) > 0 else None
         drafted = clock.mark()
         newest = torch.tensor([[row.tokens[-1]] for row in rows], device=device)
-        ids = newest if draft is None else torch.cat([newest, draft.tokens], 1)
-        starts = tuple(row.length - 1 for row in rows)
-        tree = draft.tree if draft else None
-        tail = None if tree is None else Tail(starts, tree.depths, tree.ancestors)
-        logits, states = self._run_target(ids, Step(0, starts, ids.shape[1], device, tail))
-        verified = clock.mark()
-        verdict = self._accept(logits, draft, round_)
-        path = verdict.nodes
+        verified = self._verify(newest, draft, round_)
+        end = clock.mark()
         # The round's only copy to the host: [B, 4 + D] of counts and tokens.
-        offered = torch.zeros(len(rows), 2, dtype=torch.long, device=device) if draft is None else _offered(draft)
-        packed = torch.cat(
-            [offered, verdict.accepted[:, None], verdict.token[:, None], ids.gather(1, path[:, 1:])], 1
-        ).tolist()
+        summary = verified.summary.tolist()
         accepted_in_all = []
         done = []
         emitted_in_all = 0
         for index, (slot, (depth, nodes, accepted, closing, *proposal)) in enumerate(
-            zip(self.slots, packed, strict=True)
+            zip(self.slots, summary, strict=True)
         ):
             tokens = [*proposal[:accepted], closing]
             kept = self._cut(slot, tokens)
@@ -261,12 +295,12 @@ class Decoder:
                 on_tokens(slot.request, kept, slot.generation.origins[-len(kept) :])
             if self._finished(slot, kept):
                 done.append(index)
-        if tree is not None:
-            self.store.compact(starts, path, accepted_in_all)
+        if draft is not None and draft.tree is not None and self.graphs is None:
+            self.store.compact(starts, verified.path, accepted_in_all)
         if self.drafter:
-            self.drafter.keep(rows, Kept(accepted_in_all, path, states))
+            self.drafter.keep(rows, Kept(accepted_in_all, verified.path, verified.states))
         seconds = time.perf_counter() - began
-        draft_seconds, verify_seconds = clock.seconds(start, drafted), clock.seconds(drafted, verified)
+        draft_seconds, verify_seconds = clock.seconds(start, drafted), clock.seconds(drafted, end)
         for slot in self.slots:
             if full:
                 slot.generation.full_seconds += seconds
@@ -274,8 +308,8 @@ class Decoder:
         trace = RoundTrace(
             rows=len(rows),
             full=full,
-            drafted=sum(row[0] for row in packed),
-            nodes=sum(row[1] for row in packed),
+            drafted=sum(row[0] for row in summary),
+            nodes=sum(row[1] for row in summary),
             emitted=emitted_in_all,
             draft_steps=draft.steps if draft else 0,
             context=context,
@@ -286,56 +320,6 @@ class Decoder:
         for index in reversed(done):
             self._free(index)
         return trace
-
-    def _accept(self, logits: Tensor, draft: Draft | None, round_: Round) -> tree_rules.TreeVerdict:
-        """Apply the rule. logits [B, K + 1, V]."""
-        if draft is None:
-            none = torch.zeros(logits.shape[0], 0, dtype=torch.long, device=logits.device)
-            draft = Draft(none, none.sum(1), None, 0)
-        if draft.tree is not None:
-            return self._accept_tree(logits, draft, draft.tree, round_)
-        if self.rule == "typical":
-            chain = TokenTree.chain(draft.tokens.shape[0], draft.tokens.shape[1], logits.device)
-            return self._accept_tree(logits, draft, chain, round_)
-        verdict = self._accept_chain(self.history.apply_block(logits, draft.tokens), draft, round_)
-        places = torch.arange(draft.tokens.shape[1] + 1, device=logits.device).expand(logits.shape[0], -1)
-        path = places.masked_fill(places > verdict.accepted[:, None], 0)
-        return tree_rules.TreeVerdict(verdict.accepted, path, verdict.token)
-
-    def _accept_chain(self, logits: Tensor, draft: Draft, round_: Round) -> rules.Verdict:
-        tokens, counts = draft.tokens, draft.counts
-        if self.rule == "greedy":
-            return rules.match(tokens, counts, logits.argmax(-1))
-        p = probabilities(logits, round_.sampling)
-        if self.rule == "match":
-            return rules.match(tokens, counts, self._choices(p, round_, torch.arange(p.shape[1], device=p.device)))
-        q = draft.probabilities
-        if q is None:
-            q = rules.one_hot(tokens, p.shape[-1], p.dtype)
-        rule = rules.block if self.rule == "block" else rules.speculative
-        return rule(tokens, counts, p, q, CounterCoins(round_.seeds(p.device), round_.positions(p.device)))
-
-    def _accept_tree(self, logits: Tensor, draft: Draft, tree: TokenTree, round_: Round) -> tree_rules.TreeVerdict:
-        tokens, counts, q = draft.tokens, draft.counts, draft.probabilities
-        logits = self.history.apply_tree(logits, tokens, tree.parents)
-        if self.rule == "greedy":
-            return tree_rules.walk(tree, tokens, counts, logits.argmax(-1))
-        p = probabilities(logits, round_.sampling)
-        if self.rule == "match":
-            return tree_rules.walk(tree, tokens, counts, self._choices(p, round_, tree.depths))
-        coins = tree_rules.TreeCoins(round_.seeds(p.device), round_.positions(p.device))
-        if self.rule == "typical":
-            return tree_rules.typical(tree, tokens, counts, p, coins)
-        if draft.siblings == "distinct" or q is None:
-            return tree_rules.distinct(tree, tokens, counts, p, coins)
-        rule = tree_rules.iid if draft.siblings == "iid" else tree_rules.without_replacement
-        return rule(tree, tokens, counts, p, q, coins)
-
-    def _choices(self, p: Tensor, round_: Round, depths: Tensor) -> Tensor:
-        """[B, K + 1] what the target's own coins choose at every node, from its depth."""
-        positions = round_.positions(p.device)[:, None] + depths
-        u = uniform(round_.seeds(p.device)[:, None], Stream.TARGET, positions, torch.zeros_like(positions))
-        return pick(p, u)
 
     def _cut(self, slot: Slot, tokens: list[int]) -> list[int]:
         """The part of a round's tokens that is delivered: up to a stop or the limit."""
@@ -367,11 +351,3 @@ class Decoder:
                 self.drafter.move(last, index)
             self.slots[index] = self.slots[last]
         self.slots.pop()
-
-
-def _offered(draft: Draft) -> Tensor:
-    """[B, 2] longest path and number of nodes of each row's draft."""
-    if draft.tree is None:
-        return torch.stack([draft.counts, draft.counts], 1)
-    real = torch.arange(draft.tokens.shape[1], device=draft.tokens.device) < draft.counts[:, None]
-    return torch.stack([(draft.tree.depths[:, 1:] * real).amax(1), draft.counts], 1)

@@ -22,7 +22,7 @@ def penalize_draft(logits: Tensor, before: Sequence[Tensor], round_: Round, draf
     """
     if round_.history.seen is None:
         return logits
-    seen = round_.history.after(len(round_.rows), list(before))
+    seen = round_.history.after(round_.count, list(before))
     seen = seen[:, : logits.shape[-1]] if draft_ids is None else seen[:, draft_ids.to(seen.device)]
     seen = seen.to(logits.device).view(len(seen), *(1,) * (logits.dim() - 2), -1)
     return penalize(logits, seen, round_.history.penalty)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from spectune.decoding.cache import KVStore
+from spectune.decoding.graphs import Graphs
 from spectune.decoding.random import Stream, uniform
 from spectune.decoding.sampling import History
 from spectune.decoding.tree import Siblings, TokenTree
@@ -40,6 +41,7 @@ class Draft(NamedTuple):
     steps: int  # drafter forwards this took
     tree: TokenTree | None = None  # None: a chain, node j + 1 follows node j
     siblings: Siblings = "distinct"  # how the children of one node were produced
+    breadths: tuple[int, ...] | None = None  # most children of a node by level, the root's first, if known beforehand
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,21 @@ class Kept:
     states: Tensor | None  # [B, K + 1, taps * h] the target's states at every node; None for drafters without taps
 
 
+class Numbers(NamedTuple):
+    """What a round's computations need to know of its rows, on one device. [B] int64 each."""
+
+    seeds: Tensor
+    positions: Tensor  # of the first token the round can emit
+    limits: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a drafter may know: the rows, how much each may draft, and how the target will choose."""
+    """What a drafter may know: the rows, how much each may draft, and how the target will choose.
+
+    A round of `fixed` width drafts as many places as K says, so that all rounds of a run have one shape; what a row may
+    not draft is left out of its count.
+    """
 
     rows: Sequence[Row]
     limits: Sequence[int]  # most tokens a row may accept: the length of a chain, the depth of a tree
@@ -64,13 +78,39 @@ class Round:
     history: History
     stop_ids: Tensor  # [n] on the target's device
     device: torch.device  # the target's
+    fixed: bool = False
+    bound: Numbers | None = None  # inside a recorded computation, where nothing is known to the host
+    _numbers: dict[torch.device, Numbers] = field(default_factory=dict, init=False, compare=False)
+
+    @property
+    def count(self) -> int:
+        """B."""
+        return len(self.rows) if self.bound is None else len(self.bound.seeds)
+
+    def numbers(self, device: torch.device, limits: Sequence[int] | None = None) -> Numbers:
+        """The rows' numbers, in one copy to the device.
+
+        Args:
+            limits: a drafter's own, where they are tighter.
+        """
+        if self.bound is not None:
+            return self.bound
+        if limits is not None and list(limits) != list(self.limits):
+            return self._send(device, limits)
+        if device not in self._numbers:
+            self._numbers[device] = self._send(device, self.limits)
+        return self._numbers[device]
+
+    def _send(self, device: torch.device, limits: Sequence[int]) -> Numbers:
+        columns = [[row.seed for row in self.rows], [row.length for row in self.rows], list(limits)]
+        return Numbers(*torch.tensor(columns, device=device).reshape(3, -1))
 
     def seeds(self, device: torch.device) -> Tensor:
-        return torch.tensor([row.seed for row in self.rows], device=device)
+        return self.numbers(device).seeds
 
     def positions(self, device: torch.device) -> Tensor:
         """[B] position of the first token the round can emit."""
-        return torch.tensor([row.length for row in self.rows], device=device)
+        return self.numbers(device).positions
 
     def draft_coins(self, place: int, device: torch.device) -> Tensor:
         """[B] coins that choose the draft's token at `place`.
@@ -86,10 +126,29 @@ class Round:
 
     def counts_before_stop(self, tokens: Tensor) -> Tensor:
         """A draft ends at its first stop token, which itself is offered. [B, K] -> [B]."""
-        limits = torch.tensor(self.limits, device=tokens.device)
-        is_stop = torch.isin(tokens, self.stop_ids)
-        before = (~is_stop).long().cumprod(1).sum(1)
-        return torch.minimum(limits, before + 1)
+        before = (~is_any(tokens, self.stop_ids.to(tokens.device))).long().cumprod(1).sum(1)
+        return torch.minimum(self.numbers(tokens.device).limits, before + 1)
+
+    def places(self, limits: Sequence[int]) -> int:
+        """How many places are drafted where rows may draft `limits` tokens."""
+        return self.nodes if self.fixed and max(limits) > 0 else max(limits)
+
+    def inputs(self, device: torch.device, limits: Sequence[int] | None = None) -> dict[str, Tensor | None]:
+        """What a recorded computation on `device` must be given to know this round; see `on`."""
+        seen = self.history.seen
+        numbers = self.numbers(device, limits)._asdict()
+        return {**numbers, "seen": None if seen is None else seen[: self.count].to(device)}
+
+    def on(self, inputs: Mapping[str, Any]) -> Round:
+        """This round as a recorded computation sees it, from its inputs alone."""
+        bound = Numbers(inputs["seeds"], inputs["positions"], inputs["limits"])
+        history = History.of(inputs["seen"], self.history.penalty)
+        return replace(self, rows=(), limits=(), history=history, bound=bound, device=bound.seeds.device)
+
+
+def is_any(tokens: Tensor, ids: Tensor) -> Tensor:
+    """Which tokens are among a few ids. [...], [n] -> [...] bool."""
+    return (tokens[..., None] == ids).any(-1)
 
 
 class Drafter(Protocol):
@@ -127,3 +186,14 @@ class SharesCache(Protocol):
 
     def adopt(self, store: KVStore) -> None:
         """The target's cache of this run, after `start`."""
+
+
+@runtime_checkable
+class Recordable(Protocol):
+    """A drafter whose computations can be recorded (see `graphs`)."""
+
+    @property
+    def device(self) -> torch.device | None: ...
+
+    def record_with(self, graphs: Graphs | None) -> None:
+        """Record the coming runs' computations; None: call them. Before `start`."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from spectune.decoding.drafter import Kept, Row
+from spectune.decoding.graphs import Graphs
 
 
 class LastState:
@@ -22,7 +23,11 @@ class LastState:
     def __init__(self, layers: int, like: Tensor, hidden_size: int) -> None:
         self.taps: tuple[int, ...] = (layers,)
         self.device: torch.device | None = like.device
+        self.graphs: Graphs | None = None
         self.state = torch.zeros(0, hidden_size, dtype=like.dtype, device=like.device)
+
+    def record_with(self, graphs: Graphs | None) -> None:
+        self.graphs = graphs
 
     def start(self, rows: int, capacity: int) -> None:
         self.state = self.state.new_zeros(rows, self.state.shape[1])

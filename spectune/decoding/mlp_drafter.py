@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -30,11 +32,30 @@ class MlpDrafter(LastState):
                 modules[index] = _Packed(module)
 
     def propose(self, round_: Round) -> Draft | None:
-        steps = min(round_.width, self.speculator.config.steps)
-        if steps == 0:
+        limits = [min(limit, self.speculator.config.steps) for limit in round_.limits]
+        if max(limits) == 0:
             return None
-        state = self.speculator.start(self.state[: len(round_.rows)])
-        newest = torch.tensor([row.tokens[-1] for row in round_.rows], device=state.device)
+        steps = min(round_.places(limits), self.speculator.config.steps)
+        state = self.state[: round_.count]
+        device = state.device
+        newest = torch.tensor([row.tokens[-1] for row in round_.rows], device=device)
+        if self.graphs is None or not round_.fixed:
+            return self._draft(state, newest, steps, round_, round_.numbers(device, limits).limits)
+
+        def draft(given: dict[str, Any]) -> dict[str, Any]:
+            inside = round_.on(given)
+            allowed = inside.numbers(device).limits
+            drafted = self._draft(given["state"], given["newest"], steps, inside, allowed)
+            return {"tokens": drafted.tokens, "counts": drafted.counts, "q": drafted.probabilities}
+
+        name = ("mlp", id(self), steps, round_.rule, round_.sampling)
+        inputs = {"state": state, "newest": newest} | round_.inputs(device, limits)
+        out = self.graphs.run(name, draft, inputs)
+        return Draft(out["tokens"], out["counts"], out["q"], steps)
+
+    def _draft(self, state: Tensor, newest: Tensor, steps: int, round_: Round, limits: Tensor) -> Draft:
+        """Draft `steps` tokens from states [B, h] and the newest tokens [B]; limits [B]."""
+        state = self.speculator.start(state)
         # A padding id only the target has becomes the speculator's last one.
         newest = newest.clamp(max=self.speculator.config.vocab_size - 1)
         tokens: list[Tensor] = []
@@ -44,8 +65,7 @@ class MlpDrafter(LastState):
             token, q = choose(self.speculator.logits(place, state), tokens, round_, None)
             tokens.append(token)
             distributions.append(q)
-        limits = torch.tensor([min(limit, steps) for limit in round_.limits], device=round_.device)
-        return chain(tokens, distributions, limits, round_, None, self.target_vocab, steps)
+        return chain(tokens, distributions, limits.to(round_.device), round_, None, self.target_vocab, steps)
 
 
 class _Packed(nn.Module):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from spectune.decoding.adapter import CausalModel
-from spectune.decoding.cache import KVStore, Step
+from spectune.decoding.cache import KVStore, Slots, Step, advance, on_device
 from spectune.decoding.drafter import Draft, Kept, Round, Row
+from spectune.decoding.graphs import Graphs
 from spectune.decoding.random import pick
 from spectune.decoding.sampling import is_greedy, penalize, probabilities
 
@@ -35,16 +37,25 @@ class ModelDrafter:
         self.target_vocab = target_vocab
         self.shares_target_cache = shares_target_cache
         self.store = KVStore(0, 0)
+        self.graphs: Graphs | None = None
         self.cached: list[int] = []  # tokens of each row in the cache
 
     @property
     def device(self) -> torch.device | None:
         return self.model.device
 
+    def record_with(self, graphs: Graphs | None) -> None:
+        self.graphs = graphs
+
     def start(self, rows: int, capacity: int) -> None:
         self.cached = [0] * rows
-        if rows == 0 or not self.shares_target_cache:
-            self.store = KVStore(rows, min(capacity, self.model.max_context))
+        if rows and self.shares_target_cache:
+            return
+        capacity = min(capacity, self.model.max_context)
+        if self.graphs is not None and rows:
+            self.store = self.graphs.store(f"draft {id(self)}", rows, capacity)
+        else:
+            self.store = KVStore(rows, capacity)
 
     def adopt(self, store: KVStore) -> None:
         """Self-speculation uses the target's cache of this run."""
@@ -79,47 +90,84 @@ class ModelDrafter:
             max(0, min(limit, self.store.capacity - row.length + 1))
             for limit, row in zip(round_.limits, rows, strict=True)
         ]
-        width = max(limits)
-        if width == 0:
+        if max(limits) == 0:
             return None
         # A fully accepted draft leaves its last token out of the cache: feed two tokens then. Feeding a cached token
         # again rewrites the same values, so all rows can feed equally many.
         for index, row in enumerate(rows):
             if self._gap(index, row) > 2:
                 self._catch_up(index, row)
-        feed = max(self._gap(index, row) for index, row in enumerate(rows) if limits[index])
+        if round_.fixed and not self.shares_target_cache:
+            feed = 2  # always, so that all rounds have one shape; a row has two tokens at least
+        else:
+            feed = max(self._gap(index, row) for index, row in enumerate(rows) if limits[index])
         # Rows beyond the draft's context ride along on its last slots; nothing they produce is offered.
-        starts = [min(row.length, self.store.capacity) - feed for row in rows]
-        ids = torch.stack([self._known(row.tokens[-feed:]) for row in rows])
+        starts = tuple(min(row.length, self.store.capacity) - feed for row in rows)
+        ids = torch.tensor([row.tokens[-feed:] for row in rows], device=self.model.device)
+        width = round_.places(limits)
+        if self.graphs is not None and round_.fixed:
+            tokens, counts, q = self._recorded(self.graphs, ids, starts, round_, limits, width)
+        else:
+            allowed = round_.numbers(self.model.device, limits).limits
+            tokens, counts, q = self._draft(ids, starts, round_, allowed, width)
+        for index, row in enumerate(rows):
+            if limits[index]:
+                self.cached[index] = row.length + limits[index] - 1
+                if row.length + width - 1 > self.store.capacity:
+                    # Places beyond the row's own limit were drafted over the last slot.
+                    self.cached[index] = min(self.cached[index], self.store.capacity - 1)
+            elif row.length > self.store.capacity:
+                # What rode along overwrote the last slots; as a stage the row may come back to them.
+                self.cached[index] = min(self.cached[index], self.store.capacity - feed)
+        to = round_.device
+        return Draft(tokens.to(to), counts.to(to), None if q is None else q.to(to), width)
+
+    def _recorded(
+        self, graphs: Graphs, ids: Tensor, starts: Slots, round_: Round, limits: Sequence[int], width: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        device = self.model.device
+
+        def draft(given: dict[str, Any]) -> dict[str, Any]:
+            inside = round_.on(given)
+            allowed = inside.numbers(device).limits
+            return dict(zip(names, self._draft(given["ids"], given["starts"], inside, allowed, width), strict=True))
+
+        names = ("tokens", "counts", "q")
+        inputs = {"ids": ids, "starts": on_device(starts, device), **round_.inputs(device, limits)}
+        out = graphs.run(("draft", id(self), width, round_.rule, round_.sampling), draft, inputs)
+        return out["tokens"], out["counts"], out["q"]
+
+    def _draft(
+        self, ids: Tensor, starts: Slots, round_: Round, limits: Tensor, width: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Draft `width` tokens behind `ids` [B, feed], whose first slots are `starts`.
+
+        Returns:
+            tokens [B, K], how many of them are offered [B], and q [B, K, V] where the rule needs it.
+        """
+        ids = ids.clamp(max=self.model.vocab_size - 1)  # as `_known`
         tokens: list[Tensor] = []
         distributions: list[Tensor] = []
         for place in range(width):
-            step = Step(0, tuple(starts), ids.shape[1], self.model.device)
+            step = Step(0, starts, ids.shape[1], self.model.device, reach=self.store.capacity)
             logits = self.model.forward(ids, step, self.store, last_only=True)[:, -1, : self.shared_vocab]
             token, q = self._choose(logits, tokens, round_, place)
             tokens.append(token)
             if q is not None:
                 distributions.append(q)
-            starts = [min(start + ids.shape[1], self.store.capacity - 1) for start in starts]
+            starts = advance(starts, ids.shape[1], self.store.capacity - 1)
             ids = token[:, None]
-        for index, row in enumerate(rows):
-            if limits[index]:
-                self.cached[index] = row.length + limits[index] - 1
-            elif row.length > self.store.capacity:
-                # What rode along overwrote the last slots; as a stage the row may come back to them.
-                self.cached[index] = min(self.cached[index], self.store.capacity - feed)
-        drafted = torch.stack(tokens, 1).to(round_.device)
-        counts = torch.minimum(torch.tensor(limits, device=round_.device), round_.counts_before_stop(drafted))
-        q_all = None
-        if distributions:
-            q_all = torch.stack(distributions, 1).to(round_.device)
-            q_all = torch.nn.functional.pad(q_all, (0, self.target_vocab - q_all.shape[-1]))
-        return Draft(drafted, counts, q_all, width)
+        drafted = torch.stack(tokens, 1)
+        counts = torch.minimum(limits, round_.counts_before_stop(drafted))
+        if not distributions:
+            return drafted, counts, None
+        q_all = torch.stack(distributions, 1)
+        return drafted, counts, torch.nn.functional.pad(q_all, (0, self.target_vocab - q_all.shape[-1]))
 
     def _choose(self, logits: Tensor, before: list[Tensor], round_: Round, place: int) -> tuple[Tensor, Tensor | None]:
         """The draft's next token [B] and, where the rule needs it, its distribution [B, V]."""
         if round_.history.seen is not None:
-            seen = round_.history.after(len(round_.rows), before)[:, : self.shared_vocab]
+            seen = round_.history.after(round_.count, before)[:, : self.shared_vocab]
             logits = penalize(logits, seen.to(logits.device), round_.history.penalty)
         if is_greedy(round_.sampling):
             return logits.argmax(-1), None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,11 +51,35 @@ class ParallelDrafter(LastState):
         self._shapes: dict[tuple[int, int, int], _Shape] = {}
 
     def propose(self, round_: Round) -> Draft | None:
-        depth = min(round_.width, self.heads)
-        if depth == 0:
+        limits = [min(limit, self.heads) for limit in round_.limits]
+        if max(limits) == 0:
             return None
-        logits = self.logits(self.state[: len(round_.rows)])[:, :depth]
-        limits = torch.tensor([min(limit, depth) for limit in round_.limits], device=round_.device)
+        depth = min(round_.places(limits), self.heads)
+        state = self.state[: round_.count]
+        device = state.device
+        if self.draws_tree and round_.rule == "block":
+            raise UsageError(
+                "block verification is for chains, and this drafter drafts trees", "use --rule speculative"
+            )
+        if self.graphs is None or not round_.fixed:
+            return self._draft(state, depth, round_, round_.numbers(device, limits).limits)
+        if self.draws_tree:
+            self._shape(round_.nodes, depth, self.graphs.rows, round_.device)  # made now: recordings cannot
+
+        def draft(given: dict[str, Any]) -> dict[str, Any]:
+            inside = round_.on(given)
+            drafted = self._draft(given["state"], depth, inside, inside.numbers(device).limits)
+            return {"tokens": drafted.tokens, "counts": drafted.counts, "q": drafted.probabilities}
+
+        name = ("heads", id(self), depth, round_.nodes, round_.rule, round_.sampling)
+        out = self.graphs.run(name, draft, {"state": state} | round_.inputs(device, limits))
+        tree = self._shape(round_.nodes, depth, len(state), round_.device).tree if self.draws_tree else None
+        return Draft(out["tokens"], out["counts"], out["q"], 1, tree)
+
+    def _draft(self, state: Tensor, depth: int, round_: Round, limits: Tensor) -> Draft:
+        """Draft down to `depth` from states [B, h]; limits [B]."""
+        logits = self.logits(state)[:, :depth]
+        limits = limits.clamp(max=depth).to(round_.device)
         if self.draws_tree:
             return self._tree(logits, limits, round_)
         tokens: list[Tensor] = []
@@ -67,10 +92,6 @@ class ParallelDrafter(LastState):
 
     def _tree(self, logits: Tensor, limits: Tensor, round_: Round) -> Draft:
         """The static tree: a node of depth d and rank r is head d - 1's r-th most likely token. logits [B, n, D]."""
-        if round_.rule == "block":
-            raise UsageError(
-                "block verification is for chains, and this drafter drafts trees", "use --rule speculative"
-            )
         rows, depth, _ = logits.shape
         shape = self._shape(round_.nodes, depth, rows, round_.device)
         # All nodes share the row's past: which path leads to a node is not known to the heads.

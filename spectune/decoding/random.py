@@ -46,10 +46,14 @@ def uniform(seed: Tensor, stream: Stream, position: Tensor, index: Tensor) -> Te
 
 def fork(seed: Tensor, stream: Stream, position: Tensor, index: Tensor) -> Tensor:
     """Seeds, int64: the coins of one are independent of those of `seed` and of every other fork. Shapes as above."""
-    x = seed
-    for key in (torch.as_tensor(int(stream), device=seed.device), position, index):
+    x = _mix((seed + _GOLDEN) ^ _STREAM_KEYS[stream])
+    for key in (position, index):
         x = _mix((x + _GOLDEN) ^ _mix(key + _GOLDEN))
     return x
+
+
+# Numbers and not tensors: a tensor made on the way would have to be copied to the device.
+_STREAM_KEYS = {stream: int(_mix(torch.tensor(stream.value) + _GOLDEN)) for stream in Stream}
 
 
 def pick(weights: Tensor, u: Tensor) -> Tensor:

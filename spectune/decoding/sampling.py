@@ -40,7 +40,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1.0:
         ascending, order = x.sort(dim=-1)
         tail = ascending.softmax(-1).cumsum(-1) <= 1.0 - sampling.top_p
-        tail[..., -1] = False  # the most likely token always stays
+        tail[..., -1].fill_(False)  # the most likely token always stays
         x = x.masked_fill(tail.scatter(-1, order, tail), -torch.inf)
     if sampling.min_p > 0.0:
         p = x.softmax(-1)
@@ -54,6 +54,13 @@ class History:
     def __init__(self, rows: int, vocab_size: int, penalty: float, device: torch.device) -> None:
         self.penalty = penalty
         self.seen = torch.zeros(rows, vocab_size, dtype=torch.bool, device=device) if penalty != 1.0 else None
+
+    @classmethod
+    def of(cls, seen: Tensor | None, penalty: float) -> History:
+        """Rows that have seen what `seen` [B, V] says."""
+        history = cls(0, 0, 1.0, torch.device("cpu"))
+        history.seen, history.penalty = seen, penalty
+        return history
 
     def reset(self, row: int, token_ids: list[int]) -> None:
         if self.seen is not None:

@@ -29,7 +29,8 @@ from torch import Tensor
 from spectune.decoding import rules
 from spectune.decoding.cache import KVStore
 from spectune.decoding.draft_choice import penalize_draft, widen
-from spectune.decoding.drafter import Draft, Drafter, Kept, Round, Row
+from spectune.decoding.drafter import Draft, Drafter, Kept, Recordable, Round, Row
+from spectune.decoding.graphs import Graphs
 from spectune.decoding.model_drafter import ModelDrafter
 from spectune.decoding.random import Coins, CounterCoins, Stream, fork, pick, uniform
 from spectune.decoding.sampling import History, is_greedy, probabilities
@@ -66,6 +67,11 @@ class StagedDrafter:
     @property
     def device(self) -> torch.device | None:
         return self.second.device
+
+    def record_with(self, graphs: Graphs | None) -> None:
+        if isinstance(self.first, Recordable):
+            self.first.record_with(graphs if self.first.device == self.device else None)
+        self.second.record_with(graphs)
 
     def start(self, rows: int, capacity: int) -> None:
         if self.first is not None:
@@ -136,7 +142,8 @@ class StagedDrafter:
         limits = [min(INNER, max(0, n - 1)) for n in left]
         most = max(limits)
         device = self.second.device
-        return Round(rows, limits, most, most, rule, sampling, history, round_.stop_ids.to(device), device)
+        stop_ids = round_.stop_ids.to(device)
+        return Round(rows, limits, most, most, rule, sampling, history, stop_ids, device, fixed=round_.fixed)
 
     def _coins(self, inner: Round) -> Coins:
         return CounterCoins(inner.seeds(inner.device), inner.positions(inner.device))

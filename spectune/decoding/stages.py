@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from spectune.decoding.cache import KVStore, Step
+from spectune.decoding.cache import KVStore, Slots, Step, on_device
 from spectune.decoding.drafter import Drafter, Kept, Row
 from spectune.decoding.eagle_drafter import EagleDrafter
 from spectune.decoding.exit_drafter import TrimmedDrafter
+from spectune.decoding.graphs import Graphs
 from spectune.decoding.model_drafter import ModelDrafter
 from spectune.errors import UsageError
 
@@ -31,6 +32,8 @@ class StageModel(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    def record_with(self, graphs: Graphs | None) -> None: ...
 
     def start(self, rows: int, capacity: int, extension: int) -> None:
         """Make room for `rows` sequences of up to `capacity` tokens and for extensions by up to `extension` tokens."""
@@ -100,17 +103,26 @@ class ModelStage:
         self.store = KVStore(0, 0)
         self.context = 0  # positions that a row may fill
         self.cached: list[int] = []  # tokens of each row in the cache
+        self.graphs: Graphs | None = None
 
     @property
     def device(self) -> torch.device:
         return self.model.device
 
+    def record_with(self, graphs: Graphs | None) -> None:
+        self.graphs = graphs
+
     def start(self, rows: int, capacity: int, extension: int) -> None:
         self.cached = [0] * rows
         self.context = min(capacity, self.model.max_context)
-        if rows == 0 or not self.shares_target_cache:
-            # Rows that are finished are extended too, behind their last slot that counts.
-            self.store = KVStore(rows, self.context + extension + 1)
+        if rows and self.shares_target_cache:
+            return
+        # Rows that are finished are extended too, behind their last slot that counts.
+        room = self.context + extension + 1
+        if self.graphs is not None and rows:
+            self.store = self.graphs.store(f"stage {id(self)}", rows, room)
+        else:
+            self.store = KVStore(rows, room)
 
     def adopt(self, store: KVStore) -> None:
         if self.shares_target_cache:
@@ -153,8 +165,7 @@ class ModelStage:
         ids = self._known(torch.cat([newest, tokens], 1))
         last = self.store.capacity - ids.shape[1]
         starts = tuple(min(row.length - feed, last) for row in rows)
-        step = Step(0, starts, ids.shape[1], self.device)
-        logits = self.model.forward(ids, step, self.store, last_only=tokens.shape[1] == 0)
+        logits = self._forward(ids, starts, last_only=tokens.shape[1] == 0)
         for index, row in enumerate(rows):
             # A row beyond the model's context rides along on slots of no meaning.
             if self.room(row) > 0:
@@ -162,6 +173,18 @@ class ModelStage:
             else:
                 self.cached[index] = min(self.cached[index], last)
         return logits[:, -tokens.shape[1] - 1 :, : self.width], 1
+
+    def _forward(self, ids: Tensor, starts: Slots, *, last_only: bool) -> Tensor:
+        """[B, n] at some slots -> logits [B, n or 1, V]."""
+
+        def forward(given: dict[str, Any]) -> dict[str, Any]:
+            step = Step(0, given["starts"], ids.shape[1], self.device, reach=self.store.capacity)
+            return {"logits": self.model.forward(given["ids"], step, self.store, last_only=last_only)}
+
+        if self.graphs is None:
+            return forward({"ids": ids, "starts": starts})["logits"]
+        inputs = {"ids": ids, "starts": on_device(starts, self.device)}
+        return self.graphs.run(("stage", id(self), last_only), forward, inputs)["logits"]
 
     def rewind(self, rows: Sequence[Row], accepted: Sequence[int]) -> None:
         for index, row in enumerate(rows):
@@ -204,6 +227,9 @@ class EagleStage:
     def device(self) -> torch.device:
         return self.drafter.network.device
 
+    def record_with(self, graphs: Graphs | None) -> None:
+        self.drafter.record_with(graphs)
+
     def start(self, rows: int, capacity: int, extension: int) -> None:
         self.drafter.start(rows, capacity + extension)
 
@@ -217,7 +243,7 @@ class EagleStage:
         return self.drafter.room - row.length + 2
 
     def begin(self, rows: Sequence[Row]) -> int:
-        self.last = self.drafter._take_in(rows)
+        self.last = self.drafter.feed_pending(rows)
         self.lacks_newest = False
         return 1
 
@@ -232,11 +258,25 @@ class EagleStage:
         # Pair i holds token i + 1: the first of the new tokens stands behind a row's first n or n - 1.
         first = 2 if self.lacks_newest else 1
         last = self.drafter.store.capacity - new.shape[1]
-        step = Step(0, tuple(min(row.length - first, last) for row in rows), new.shape[1], self.device)
-        features = self.drafter.network.following(self.last)[:, None].expand(-1, new.shape[1], -1)
-        outputs = self.drafter.network.step(new, features, step, self.drafter.store)
+        outputs = self._step(new, tuple(min(row.length - first, last) for row in rows))
         self.outputs = outputs if self.lacks_newest else torch.cat([self.last[:, None], outputs], 1)
         return self.drafter.network.logits(self.outputs), 1
+
+    def _step(self, new: Tensor, starts: Slots) -> Tensor:
+        """Outputs [B, n, h] at new tokens [B, n], all of which follow the last known feature."""
+        network, store = self.drafter.network, self.drafter.store
+
+        def forward(given: dict[str, Any]) -> dict[str, Any]:
+            tokens = given["tokens"]
+            step = Step(0, given["starts"], tokens.shape[1], self.device, reach=store.capacity)
+            features = network.following(given["last"])[:, None].expand(-1, tokens.shape[1], -1)
+            return {"outputs": network.step(tokens, features, step, store)}
+
+        graphs = self.drafter.graphs
+        if graphs is None:
+            return forward({"tokens": new, "last": self.last, "starts": starts})["outputs"]
+        inputs = {"tokens": new, "last": self.last, "starts": on_device(starts, self.device)}
+        return graphs.run(("eagle stage", id(self)), forward, inputs)["outputs"]
 
     def rewind(self, rows: Sequence[Row], accepted: Sequence[int]) -> None:
         self.last = self.outputs[torch.arange(len(rows)), torch.tensor(accepted)]

@@ -29,6 +29,7 @@ class TokenTree:
             behind a row's count has parent 0.
         levels: no node is deeper than this. Whoever states it vouches for the order of the nodes too, and nothing is
             read back from the device; without it the order is checked and the depth measured.
+        bounds: no node of level i has more than bounds[i] children; without it they are counted where needed.
 
     Raises:
         ValueError: a node stands before its parent.
@@ -36,6 +37,7 @@ class TokenTree:
 
     parents: Tensor
     levels: int | None = None
+    bounds: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.parents.ndim != 2:
@@ -115,8 +117,10 @@ class TokenTree:
     def breadths(self, counts: Tensor) -> list[int]:
         """How many children the widest node of each level has, from the root's level down. [B] -> height + 1 numbers.
 
-        Padding does not count. Reads back from the device once.
+        Padding does not count. Reads back from the device once, unless `bounds` were stated.
         """
+        if self.bounds is not None:
+            return list(self.bounds)
         widest = torch.zeros(self.height + 1, dtype=torch.long, device=self.parents.device)
         level = self.depths[:, 1:] - 1  # of the parent
         children = torch.where(self.real(counts), self.ranks + 1, 0)

@@ -8,13 +8,13 @@ follows the draft's confidence, `StaticPlan` fills a shape that was planned befo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from spectune.decoding.cache import KVStore, Step, Tail
+from spectune.decoding.cache import KVStore, Slots, Step, Tail, advance, on_device
 from spectune.decoding.draft_choice import widen
 from spectune.decoding.drafter import Draft, Round, Row
 from spectune.decoding.exit_drafter import TrimmedDrafter
@@ -60,9 +60,6 @@ class Vocabulary(NamedTuple):
 class Growth(Protocol):
     """A round's tree while it grows."""
 
-    room: int
-    """Nodes behind the root that the draft will be fed."""
-
     def extend(self, logits: Tensor) -> Frontier | None:
         """Add a level below the frontier, at first the root, from its penalised logits [B, W, D].
 
@@ -73,6 +70,26 @@ class Growth(Protocol):
     def draft(self, steps: int) -> Draft: ...
 
 
+class TreeShape(Protocol):
+    """What is settled about a round's tree before it grows; hashable, since it decides what is computed."""
+
+    @property
+    def room(self) -> int:
+        """Nodes behind the root that the draft will be fed."""
+
+    @property
+    def levels(self) -> int: ...
+
+    def draft(self, out: Mapping[str, Any]) -> Draft:
+        """The draft from what `record` kept of it."""
+
+
+def record(draft: Draft) -> dict[str, Tensor | None]:
+    """A tree's tensors; everything else about it is in its shape."""
+    assert draft.tree is not None
+    return {"tokens": draft.tokens, "counts": draft.counts, "q": draft.probabilities, "parents": draft.tree.parents}
+
+
 class Plan(Protocol):
     """Which trees are drafted."""
 
@@ -80,13 +97,17 @@ class Plan(Protocol):
     def notes(self) -> tuple[str, ...]:
         """What a reader of the results should know about the trees so far."""
 
-    def start(self, round_: Round, limits: Sequence[int], slots: int, vocabulary: Vocabulary) -> Growth | None:
-        """Begin a tree on the draft's device; None where no node is worth drafting.
+    def prepare(self, round_: Round, limits: Sequence[int], slots: int, device: torch.device) -> TreeShape | None:
+        """Decide on the shape; None where no node is worth drafting.
 
         Args:
             limits: [B] deepest level per row, at least one of them positive.
             slots: rows of the whole run, of which some may be empty by now.
+            device: the draft's.
         """
+
+    def start(self, shape: Any, round_: Round, limits: Tensor, vocabulary: Vocabulary) -> Growth:
+        """Begin a tree on the draft's device. shape: from `prepare`; limits: [B]."""
 
 
 class TreeModelDrafter(ModelDrafter):
@@ -140,6 +161,8 @@ class TreeModelDrafter(ModelDrafter):
             for layer, buffer in buffers.items():
                 buffers[layer] = torch.nn.functional.pad(buffer, (0, 0, 0, lacking))
         self.store.capacity += lacking
+        if self.graphs is not None:
+            self.graphs.forget()
 
     def propose(self, round_: Round) -> Draft | None:
         if round_.rule == "block":
@@ -153,45 +176,68 @@ class TreeModelDrafter(ModelDrafter):
         ]
         if max(limits) == 0:
             return None
-        growth = self.plan.start(round_, limits, len(self.cached), self.vocabulary)
-        if growth is None:
+        device = self.model.device
+        shape = self.plan.prepare(round_, limits, len(self.cached), device)
+        if shape is None:
             return None
-        self.room = max(self.room, growth.room)
+        self.room = max(self.room, shape.room)
         self._make_room()
-        logits = self._feed_roots(rows, limits)
+        ids, starts = self._roots(rows, limits, shape.levels + 1 if round_.fixed else 0)
         # Rows beyond the draft's context ride along on its last slots; nothing they produce is offered.
         base = tuple(min(row.length, self.context) for row in rows)
-        paths = torch.zeros(len(rows), 1, 0, dtype=torch.long, device=self.model.device)  # [B, W, d]
+
+        def draft(given: dict[str, Any]) -> dict[str, Any]:
+            inside = round_.on(given)
+            allowed = inside.numbers(device).limits
+            return record(self._grow(given["ids"], given["starts"], given["base"], inside, allowed, shape))
+
+        if self.graphs is None or not round_.fixed:
+            return self._grow(ids, starts, base, round_, round_.numbers(device, limits).limits, shape)
+        places = {"ids": ids, "starts": on_device(starts, device), "base": on_device(base, device)}
+        name = ("tree", id(self), shape, round_.rule, round_.sampling)
+        return shape.draft(self.graphs.run(name, draft, places | round_.inputs(device, limits)))
+
+    def _grow(self, ids: Tensor, starts: Slots, base: Slots, round_: Round, limits: Tensor, shape: TreeShape) -> Draft:
+        """Feed what the cache lacks, `ids` [B, feed] at slots `starts`, and grow a tree at slots `base`."""
+        device, reach = self.model.device, self.store.capacity
+        growth = self.plan.start(shape, round_, limits, self.vocabulary)
+        step = Step(0, starts, ids.shape[1], device, reach=reach)
+        logits = self.model.forward(ids, step, self.store, last_only=True)[..., : self.shared_vocab]
+        paths = torch.zeros(len(ids), 1, 0, dtype=torch.long, device=device)  # [B, W, d]
         fed, steps = 0, 1
-        ids = self.vocabulary.draft_ids
-        while (frontier := growth.extend(penalize_paths(logits, paths, round_, ids))) is not None:
+        draft_ids = self.vocabulary.draft_ids
+        while (frontier := growth.extend(penalize_paths(logits, paths, round_, draft_ids))) is not None:
             tokens = frontier.tokens
             width = tokens.shape[1]
             above = paths.gather(1, frontier.previous[:, :, None].expand(-1, -1, paths.shape[2]))
             paths = torch.cat([above, tokens[:, :, None]], 2)
-            starts = tuple(start + fed for start in base)
-            step = Step(0, starts, width, self.model.device, Tail(base, frontier.depths, frontier.visible))
+            tail = Tail(base, frontier.depths, frontier.visible)
+            step = Step(0, advance(base, fed, reach - width), width, device, tail, reach)
             logits = self.model.forward(tokens, step, self.store)[..., : self.shared_vocab]
             fed += width
             steps += 1
         return growth.draft(steps)
 
-    def _feed_roots(self, rows: Sequence[Row], limits: Sequence[int]) -> Tensor:
-        """Feed what the cache lacks up to the newest token; its logits [B, 1, D]."""
+    def _roots(self, rows: Sequence[Row], limits: Sequence[int], fixed: int) -> tuple[Tensor, Slots]:
+        """What the cache lacks up to the newest token, [B, feed], and its slots; it counts as fed from now on.
+
+        Args:
+            fixed: feed so many, where rows are long enough; 0: as many as are lacking.
+        """
         most = min(_MOST_PENDING, self.context, *(row.length for row in rows))
         for index, row in enumerate(rows):
             if limits[index] and self._gap(index, row) > most:
                 self._catch_up(index, row)
         # Feeding a cached token again rewrites the same values, so all rows can feed equally many.
         feed = max(self._gap(index, row) for index, row in enumerate(rows) if limits[index])
-        starts = tuple(min(row.length, self.context) - feed for row in rows)
-        ids = torch.stack([self._known(row.tokens[-feed:]) for row in rows])
-        step = Step(0, starts, feed, self.model.device)
-        logits = self.model.forward(ids, step, self.store, last_only=True)
+        if not self.shares_target_cache:
+            feed = max(feed, min(fixed, most))
         for index, row in enumerate(rows):
             if limits[index]:
                 self.cached[index] = row.length
-        return logits[..., : self.shared_vocab]
+        starts = tuple(min(row.length, self.context) - feed for row in rows)
+        ids = torch.tensor([row.tokens[-feed:] for row in rows], device=self.model.device)
+        return ids.clamp(max=self.model.vocab_size - 1), starts
 
 
 def penalize_paths(logits: Tensor, paths: Tensor, round_: Round, draft_ids: Tensor | None) -> Tensor:
@@ -204,7 +250,7 @@ def penalize_paths(logits: Tensor, paths: Tensor, round_: Round, draft_ids: Tens
     """
     if round_.history.seen is None:
         return logits
-    seen = round_.history.seen[: len(round_.rows), None].to(logits.device).repeat(1, paths.shape[1], 1)
+    seen = round_.history.seen[: round_.count, None].to(logits.device).repeat(1, paths.shape[1], 1)
     seen = seen.scatter(2, paths, True)
     seen = seen[..., : logits.shape[-1]] if draft_ids is None else seen[..., draft_ids]
     return penalize(logits, seen, round_.history.penalty)

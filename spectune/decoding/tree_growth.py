@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from spectune.decoding.drafter import is_any
 from spectune.decoding.tree import TokenTree
 
 
@@ -82,7 +83,7 @@ class DynamicTree:
         self._scores.append(scores.flatten(1))
         self._parents.append(self._frontier.repeat_interleave(k, 1))
 
-        open_ = self._scores[-1].masked_fill(torch.isin(self._tokens[-1], self.stop_ids), -torch.inf)
+        open_ = self._scores[-1].masked_fill(is_any(self._tokens[-1], self.stop_ids), -torch.inf)
         best = open_.sort(dim=1, descending=True, stable=True)
         place = best.indices[:, : self.width]
         self._frontier = 1 + self._count + place

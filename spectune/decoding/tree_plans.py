@@ -5,14 +5,14 @@ Both are grown level by level from the draft's logits (`Growth` of `tree_drafter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from spectune.decoding.drafter import Draft, Round
+from spectune.decoding.drafter import Draft, Round, is_any
 from spectune.decoding.random import Stream, pick, uniform
 from spectune.decoding.sampling import is_greedy, probabilities
 from spectune.decoding.tree import Siblings, TokenTree
@@ -33,19 +33,41 @@ class DynamicPlan:
     def __init__(self, size: Callable[[int], TreeSize] = default_growth) -> None:
         self.size = size
 
-    def start(self, round_: Round, limits: Sequence[int], slots: int, vocabulary: Vocabulary) -> Growth:
+    def prepare(self, round_: Round, limits: Sequence[int], slots: int, device: torch.device) -> DynamicShape:
         width, depth = self.size(round_.nodes)
-        return _DynamicGrowth(width, min(depth, max(limits)), limits, round_, vocabulary)
+        return DynamicShape(width, depth if round_.fixed else min(depth, max(limits)))
+
+    def start(self, shape: Any, round_: Round, limits: Tensor, vocabulary: Vocabulary) -> Growth:
+        return _DynamicGrowth(shape, limits, round_, vocabulary)
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicShape:
+    """How far a dynamic tree is searched."""
+
+    width: int  # nodes of a level that are extended
+    levels: int
+
+    @property
+    def room(self) -> int:
+        return self.width * (self.levels - 1)
+
+    def draft(self, out: Mapping[str, Any]) -> Draft:
+        return _rebuilt(out, self.levels, "distinct", None)
+
+
+def _rebuilt(out: Mapping[str, Any], levels: int, siblings: Siblings, breadths: tuple[int, ...] | None) -> Draft:
+    """A draft from its tensors, see `tree_drafter.record`."""
+    tree = TokenTree(out["parents"], levels)
+    return Draft(out["tokens"], out["counts"], out["q"], levels, tree, siblings, breadths)
 
 
 class _DynamicGrowth:
-    def __init__(self, width: int, depth: int, limits: Sequence[int], round_: Round, vocabulary: Vocabulary) -> None:
-        device = vocabulary.device
+    def __init__(self, shape: DynamicShape, limits: Tensor, round_: Round, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self.depth = depth
-        self.room = width * (depth - 1)
+        self.depth = shape.levels
         self.round = round_
-        self.tree = DynamicTree(width, torch.tensor(limits, device=device), round_.stop_ids.to(device))
+        self.tree = DynamicTree(shape.width, limits, round_.stop_ids.to(vocabulary.device))
 
     def extend(self, logits: Tensor) -> Frontier | None:
         logits = logits.float()
@@ -90,22 +112,24 @@ class StaticPlan:
     def __init__(self, shapes: Shapes, siblings: Literal["without_replacement", "iid"]) -> None:
         self.shapes = shapes
         self.siblings: Literal["without_replacement", "iid"] = siblings
-        self._layouts: dict[tuple[Sequence[int], int, torch.device], _Layout] = {}
+        self._layouts: dict[tuple[Sequence[int], int, torch.device, Siblings], Layout] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         return self.shapes.notes
 
-    def start(self, round_: Round, limits: Sequence[int], slots: int, vocabulary: Vocabulary) -> Growth | None:
+    def prepare(self, round_: Round, limits: Sequence[int], slots: int, device: torch.device) -> Layout | None:
         parents = tuple(self.shapes.parents(round_, slots))
-        key = parents, max(limits), vocabulary.device
-        if key not in self._layouts:
-            self._layouts[key] = _Layout.of(*key)
-        layout = self._layouts[key]
-        if not layout.levels:
-            return None
         siblings: Siblings = self.siblings if draws_children(round_.rule, round_.sampling) else "distinct"
-        return _StaticGrowth(layout, siblings, limits, round_, vocabulary)
+        depth = len(parents) if round_.fixed else max(limits)
+        key = parents, depth, device, siblings
+        if key not in self._layouts:
+            self._layouts[key] = Layout.of(*key)
+        layout = self._layouts[key]
+        return layout if layout.steps else None
+
+    def start(self, shape: Any, round_: Round, limits: Tensor, vocabulary: Vocabulary) -> Growth:
+        return _StaticGrowth(shape, limits, round_, vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +147,33 @@ class _Level:
     first: int  # children are tokens number first … first + m - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
     """A shape, down to a depth, ready to be filled."""
 
     parents: Tensor  # [K]
     depths: Tensor  # [K]
-    levels: tuple[_Level, ...]
+    steps: tuple[_Level, ...]
+    siblings: Siblings
+
+    @property
+    def levels(self) -> int:
+        return len(self.steps)
 
     @property
     def room(self) -> int:
-        return sum(len(level.nodes) for level in self.levels[1:])
+        return sum(len(level.nodes) for level in self.steps[1:])
+
+    @property
+    def breadths(self) -> tuple[int, ...]:
+        """Most children of a node by level; leaves have none."""
+        return (*(len(level.turns) for level in self.steps), 0)
+
+    def draft(self, out: Mapping[str, Any]) -> Draft:
+        return _rebuilt(out, self.levels, self.siblings, self.breadths)
 
     @classmethod
-    def of(cls, parents: Sequence[int], depth: int, device: torch.device) -> _Layout:
+    def of(cls, parents: Sequence[int], depth: int, device: torch.device, siblings: Siblings) -> Layout:
         whole = TokenTree(torch.tensor([parents], dtype=torch.long).reshape(1, -1))
         kept = int(whole.within(torch.tensor([depth])))
         tree = TokenTree(whole.parents[:, :kept])  # a prefix, since nodes are sorted by depth
@@ -169,22 +206,19 @@ class _Layout:
                     first=int(children[0]) - 1,
                 )
             )
-        return cls(parent.to(device), depths[1:].to(device), tuple(levels))
+        return cls(parent.to(device), depths[1:].to(device), tuple(levels), siblings)
 
 
 class _StaticGrowth:
     """Fills a shape. Nodes that turn out to have no place in the tree are taken out at the end."""
 
-    def __init__(
-        self, layout: _Layout, siblings: Siblings, limits: Sequence[int], round_: Round, vocabulary: Vocabulary
-    ) -> None:
+    def __init__(self, layout: Layout, limits: Tensor, round_: Round, vocabulary: Vocabulary) -> None:
         device = vocabulary.device
         self.layout = layout
-        self.siblings = siblings
+        self.siblings = layout.siblings
         self.round = round_
         self.vocabulary = vocabulary
-        self.room = layout.room
-        self.limits = torch.tensor(limits, device=device)
+        self.limits = limits
         self.stop_ids = round_.stop_ids.to(device)
         self.seeds = round_.seeds(device)[:, None]
         self.positions = round_.positions(device)[:, None]
@@ -194,7 +228,7 @@ class _StaticGrowth:
         self.sources: list[Tensor] = []  # [B, n, D] q of each level
 
     def extend(self, logits: Tensor) -> Frontier | None:
-        level = self.layout.levels[len(self.tokens)]
+        level = self.layout.steps[len(self.tokens)]
         if self.siblings == "distinct":
             places = logits.topk(len(level.turns)).indices[:, level.places, level.ranks]
             exists = self.open[:, level.places]
@@ -204,11 +238,11 @@ class _StaticGrowth:
         tokens = self.vocabulary.tokens(places)
         self.tokens.append(tokens)
         self.exists.append(exists)
-        if len(self.tokens) == len(self.layout.levels):
+        if len(self.tokens) == self.layout.levels:
             return None
-        below = self.layout.levels[len(self.tokens)]
+        below = self.layout.steps[len(self.tokens)]
         rows = len(tokens)
-        self.open = (exists & ~torch.isin(tokens, self.stop_ids))[:, below.among]
+        self.open = (exists & ~is_any(tokens, self.stop_ids))[:, below.among]
         return Frontier(
             tokens[:, below.among],
             below.previous.expand(rows, -1),
@@ -232,7 +266,7 @@ class _StaticGrowth:
             result[:, who] = chosen
             drawn[:, who] = weights.amax(-1) > 0
             if self.siblings == "without_replacement":
-                left[rows, places[None], chosen] = 0.0
+                left.index_put_((rows, places[None], chosen), left.new_zeros(()))
         return result, drawn
 
     def draft(self, steps: int) -> Draft:
@@ -243,11 +277,12 @@ class _StaticGrowth:
         parents = number.gather(1, self.layout.parents[order])
         counts = (exists & (self.layout.depths <= self.limits[:, None])).sum(1)
         to = self.round.device
-        tree = TokenTree(torch.where(exists.gather(1, order), parents, 0).to(to), levels=len(self.layout.levels))
+        tree = TokenTree(torch.where(exists.gather(1, order), parents, 0).to(to), levels=self.layout.levels)
         q_all = None
         if self.sources:
             q_all = torch.zeros(*number.shape, self.vocabulary.target_width, dtype=self.sources[0].dtype, device=to)
             rows = torch.arange(len(number), device=to)[:, None]
-            for level, q in zip(self.layout.levels, self.sources, strict=True):
+            for level, q in zip(self.layout.steps, self.sources, strict=True):
                 q_all[rows, number[:, level.nodes].to(to)] = self.vocabulary.widen(q).to(to)
-        return Draft(tokens.gather(1, order).to(to), counts.to(to), q_all, steps, tree, self.siblings)
+        chosen = tokens.gather(1, order).to(to)
+        return Draft(chosen, counts.to(to), q_all, steps, tree, self.siblings, self.layout.breadths)

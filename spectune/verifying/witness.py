@@ -15,7 +15,7 @@ from spectune.decoding.decoder import Decoder, DecodeSettings
 from spectune.decoding.drafter import Draft, Drafter, Round
 from spectune.decoding.stopping import StopRule
 from spectune.decoding.tree import TokenTree
-from spectune.decoding.tree_rules import TreeVerdict
+from spectune.decoding.verification import Verified
 
 
 class Witness(Decoder):
@@ -28,27 +28,29 @@ class Witness(Decoder):
         super().__init__(target, drafter, settings, stop)
         self.preferences: dict[tuple[int, int], Tensor] = {}
 
-    def _accept(self, logits: Tensor, draft: Draft | None, round_: Round) -> TreeVerdict:
-        verdict = super()._accept(logits, draft, round_)
+    def _verify(self, newest: Tensor, draft: Draft | None, round_: Round) -> Verified:
+        verified = super()._verify(newest, draft, round_)
         if draft is not None and self.rule != "match":
-            self._note(draft, round_, verdict, logits.shape[-1])
-        return verdict
+            self._note(draft, round_, verified)
+        return verified
 
-    def _note(self, draft: Draft, round_: Round, verdict: TreeVerdict, vocab_size: int) -> None:
+    def _note(self, draft: Draft, round_: Round, verified: Verified) -> None:
         """Along each row's accepted path, the root's children first."""
         rows, width = draft.tokens.shape
         tree = draft.tree or TokenTree.chain(rows, width, draft.tokens.device)
         q = draft.probabilities if draft.tree is None or draft.siblings != "distinct" else None
         real = tree.real(draft.counts)
         for b, (row, accepted, path) in enumerate(
-            zip(round_.rows, verdict.accepted.tolist(), verdict.nodes.tolist(), strict=True)
+            zip(round_.rows, verified.summary[:, 2].tolist(), verified.path.tolist(), strict=True)
         ):
             for depth, node in enumerate(path[: accepted + 1]):
                 children = draft.tokens[b, (tree.parents[b] == node) & real[b]]
                 if len(children) == 0:
                     continue  # the path's end was a leaf: its token is the target's own
                 if q is None:
-                    preference = torch.zeros(vocab_size, device=draft.tokens.device).index_fill_(0, children, 1.0)
+                    preference = torch.zeros(self.target.vocab_size, device=draft.tokens.device).index_fill_(
+                        0, children, 1.0
+                    )
                 else:
                     preference = q[b, node].clone()  # not a view: that would keep the whole round's q
                 self.preferences[row.seed, row.length + depth] = preference
