@@ -307,6 +307,8 @@ def _matrix(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 def _shaped(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     if tuple(tensor.shape) != shape:
         raise UsageError(f"tensor {name} has shape {list(tensor.shape)}, want {list(shape)}")
+    if not tensor.is_floating_point():
+        raise UsageError(f"tensor {name} holds {tensor.dtype}, want floating-point numbers")
     return tensor
 
 
