@@ -13,6 +13,7 @@ from spectune.decoding.cache import KVStore
 from spectune.decoding.random import Stream, uniform
 from spectune.decoding.sampling import History
 from spectune.decoding.tree import Siblings, TokenTree
+from spectune.errors import UsageError
 from spectune.sweeping.cell import Rule, Sampling
 
 
@@ -64,6 +65,13 @@ class Round:
     history: History
     stop_ids: Tensor  # [n] on the target's device
     device: torch.device  # the target's
+
+    def refuse_block(self) -> None:
+        """For drafters of trees. Raises UsageError under block verification, which looks at one path."""
+        if self.rule == "block":
+            raise UsageError(
+                "block verification is for chains, and this drafter drafts trees", "use --rule speculative"
+            )
 
     def seeds(self, device: torch.device) -> Tensor:
         return torch.tensor([row.seed for row in self.rows], device=device)

@@ -39,6 +39,7 @@ from spectune.heads.checkpoint import making_head
 from spectune.heads.medusa_layouts import load_exit
 from spectune.heads.pruned import is_pruned, load_pruned
 from spectune.sweeping.cell import ModelInfo
+from spectune.sweeping.drafter_names import drafts_trees
 
 HEADS = ("medusa", "blockwise", "eagle", "eagle3", "mlp-speculator")
 TREES = ("tree", "sequoia", "specinfer")
@@ -140,7 +141,10 @@ def _renamed(built: BuiltDrafter, name: str) -> BuiltDrafter:
 
 
 def _staged(name: str, argument: str, setting: _Setting) -> BuiltDrafter:
-    stages = [_build(stage, setting) for stage in stage_names(name, argument)]
+    names = stage_names(name, argument)
+    if drafts_trees(names[0]):
+        raise UsageError(f"the first stage of {name!r} drafts trees", "name a drafter of chains: staged:ngram>MODEL")
+    stages = [_build(stage, setting) for stage in names]
     infos = [stage.info for stage in stages if stage.info is not None]
     if not infos:
         raise UsageError(f"{name!r}: the last stage needs a model", "write staged:ngram>MODEL")

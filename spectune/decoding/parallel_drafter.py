@@ -21,7 +21,6 @@ from spectune.decoding.last_state import LastState
 from spectune.decoding.product import Product
 from spectune.decoding.tree import TokenTree
 from spectune.decoding.tree_shapes import grow
-from spectune.errors import UsageError
 from spectune.heads.blockwise import BlockwiseHeads
 from spectune.heads.medusa import MedusaHeads, ResidualBlocks
 from spectune.heads.parallel import RankAccuracy, linears
@@ -67,10 +66,7 @@ class ParallelDrafter(LastState):
 
     def _tree(self, logits: Tensor, limits: Tensor, round_: Round) -> Draft:
         """The static tree: a node of depth d and rank r is head d - 1's r-th most likely token. logits [B, n, D]."""
-        if round_.rule == "block":
-            raise UsageError(
-                "block verification is for chains, and this drafter drafts trees", "use --rule speculative"
-            )
+        round_.refuse_block()
         rows, depth, _ = logits.shape
         shape = self._shape(round_.nodes, depth, rows, round_.device)
         # All nodes share the row's past: which path leads to a node is not known to the heads.
