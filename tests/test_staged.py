@@ -191,6 +191,32 @@ def test_caches_equal_a_fresh_prefill_after_every_round(tiny, build, prompts, na
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("names", [("layer-skip:0", "self"), ("self", "layer-skip:0", "self")], ids=">".join)
+def test_what_the_target_has_verified_is_never_overwritten_while_its_neighbours_draft_on(
+    tiny, build, prompts, monkeypatch, names
+):
+    """A row that may draft nothing rides along; the skipping stage's keys for its known text are not the target's."""
+    drafter = build(names)
+    decoder = Decoder(tiny.model, drafter, DecodeSettings(KSchedule.constant(16)), StopRule())
+    propose = drafter.propose
+
+    def verified(round_) -> list[torch.Tensor]:
+        keys = decoder.store.keys.values()
+        return [layer[i, :, : row.length - 1].clone() for i, row in enumerate(round_.rows) for layer in keys]
+
+    def watched(round_):
+        before = verified(round_)
+        draft = propose(round_)
+        assert all(torch.equal(old, new) for old, new in zip(before, verified(round_), strict=True))
+        resting.append(0 in round_.limits)
+        return draft
+
+    resting: list[bool] = []
+    monkeypatch.setattr(drafter, "propose", watched)
+    decoder.decode([Request(str(i), tuple(p), 2 + 18 * (i % 2), i) for i, p in enumerate(prompts)], 3)
+    assert any(resting)
+
+
 def test_the_second_stages_cache_lags_by_one_token_and_no_more(tiny, build, prompts):
     """The last token of a draft that was kept whole is in no forward; a lasting hole would be a second prefill."""
     drafter = build(("ngram", "self"))
@@ -454,3 +480,6 @@ def test_a_first_stage_that_drafts_trees_is_refused(tiny, tiny_folder):
     drafter = staged([NgramTreeDrafter(), drafter_of(tiny, tiny_folder)])
     with pytest.raises(UsageError, match="chains, not trees"):
         decode(tiny, drafter, [[9, 8, 7] * 4], k=4)
+    for name in ("tree:ngram", f"sequoia:{tiny_folder}", "eagle2:demo"):  # by name, before anything is drafted
+        with pytest.raises(UsageError, match="first stage .* drafts trees"):
+            drafter_of(tiny, f"staged:{name}>{tiny_folder}")

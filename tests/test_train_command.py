@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,11 @@ def test_help_needs_no_torch():
         (["draft", "--draft-vocab", "64"], "--compact"),
         (["draft", "--tokens", "0"], "--tokens must be 1 or more"),
         (["draft", "--minutes", "0"], "--minutes must be more than 0"),
+        (["draft", "--minutes", "inf"], "--minutes must be more than 0 and finite"),
+        (["draft", "--learning-rate", "nan"], "--learning-rate must be more than 0"),
+        (["draft", "--threads", "1000000000"], "--threads must be at most"),
+        (["medusa", "--heads", "1000000000"], "--heads must be at most"),
+        (["draft", "--seed", str(1 << 64)], "--seed must fit 64 bits"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_loaded(arguments, problem, tmp_path):
@@ -114,6 +120,19 @@ def test_a_folder_with_other_things_or_an_unfinished_training_is_not_overwritten
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "run.json").write_text("{}")
     assert "--resume" in str(fails("exit", "--target", str(folder), "-o", str(tmp_path / "begun")))
+
+
+@pytest.mark.parametrize("file", ["run.json", "training.json", "checkpoint.pt", "search.json"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+def test_a_damaged_file_of_an_earlier_session_is_named(folder, tmp_path, file, content):
+    method = "layer-skip" if file == "search.json" else "exit"
+    options = TrainOptions(method, str(folder), tokens=1500, epochs=None if method == "layer-skip" else 1)
+    indices = [row.index for row in gather_rows(options, load_tiny(folder), Silent())]
+    (tmp_path / "run.json").write_text(json.dumps({"options": asdict(options), "rows": indices}))
+    (tmp_path / file).write_text(content)
+    error = fails(*words(method, folder, tmp_path, "--resume")[1:])
+    assert str(tmp_path / file) in str(error)
+    assert error.exit_code == 2
 
 
 # -------------------------------------------------------------------------------------------------------- every method
@@ -166,6 +185,25 @@ def test_a_full_draft_has_the_tokenizer_beside_it_and_a_second_call_only_reports
     assert again.exit_code == 0
     assert "acceptance length" in again.stdout
     assert (output / "model.safetensors").stat().st_mtime_ns == stamp
+
+
+def test_a_finished_training_is_not_taken_for_another(folder, tmp_path):
+    output = tmp_path / "o"
+    assert train("exit", folder, output).exit_code == 0
+    for error in (
+        fails(*words("medusa", folder, output, "--resume")[1:]),
+        fails(*words("exit", folder, output, "--resume", "--seed", "5")[1:]),
+    ):
+        assert "was begun with" in str(error)
+
+
+def test_more_heads_than_a_short_text_has_tokens_learn_what_there_is(folder, tmp_path):
+    (tmp_path / "t.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{i}", "response": "abcde"}) + "\n" for i in range(60))
+    )
+    result = train("medusa", folder, tmp_path / "o", "--text", str(tmp_path / "t.jsonl"), "--heads", "12")
+    assert result.exit_code == 0, result.exception
+    assert len(json.loads((tmp_path / "o" / "training.json").read_text())["held_out"]["acceptance"]) == 12
 
 
 def test_a_file_of_texts_needs_no_answers_of_the_target(folder, tmp_path):

@@ -14,6 +14,7 @@ from spectune.decoding.graphs import Graphs
 from spectune.decoding.random import Stream, uniform
 from spectune.decoding.sampling import History
 from spectune.decoding.tree import Siblings, TokenTree
+from spectune.errors import UsageError
 from spectune.sweeping.cell import Rule, Sampling
 
 
@@ -104,6 +105,13 @@ class Round:
     def _send(self, device: torch.device, limits: Sequence[int]) -> Numbers:
         columns = [[row.seed for row in self.rows], [row.length for row in self.rows], list(limits)]
         return Numbers(*torch.tensor(columns, device=device).reshape(3, -1))
+
+    def refuse_block(self) -> None:
+        """For drafters of trees. Raises UsageError under block verification, which looks at one path."""
+        if self.rule == "block":
+            raise UsageError(
+                "block verification is for chains, and this drafter drafts trees", "use --rule speculative"
+            )
 
     def seeds(self, device: torch.device) -> Tensor:
         return self.numbers(device).seeds

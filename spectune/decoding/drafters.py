@@ -35,9 +35,11 @@ from spectune.decoding.tree_calibration import CalibratedShapes
 from spectune.decoding.tree_drafter import Plan, TreeModelDrafter
 from spectune.decoding.tree_plans import DynamicPlan, StaticPlan
 from spectune.errors import UsageError
+from spectune.heads.checkpoint import making_head
 from spectune.heads.medusa_layouts import load_exit
 from spectune.heads.pruned import is_pruned, load_pruned
 from spectune.sweeping.cell import ModelInfo
+from spectune.sweeping.drafter_names import drafts_trees
 
 HEADS = ("medusa", "blockwise", "eagle", "eagle3", "mlp-speculator")
 TREES = ("tree", "sequoia", "specinfer")
@@ -139,7 +141,10 @@ def _renamed(built: BuiltDrafter, name: str) -> BuiltDrafter:
 
 
 def _staged(name: str, argument: str, setting: _Setting) -> BuiltDrafter:
-    stages = [_build(stage, setting) for stage in stage_names(name, argument)]
+    names = stage_names(name, argument)
+    if drafts_trees(names[0]):
+        raise UsageError(f"the first stage of {name!r} drafts trees", "name a drafter of chains: staged:ngram>MODEL")
+    stages = [_build(stage, setting) for stage in names]
     infos = [stage.info for stage in stages if stage.info is not None]
     if not infos:
         raise UsageError(f"{name!r}: the last stage needs a model", "write staged:ngram>MODEL")
@@ -168,7 +173,8 @@ def _model(name: str, setting: _Setting) -> BuiltDrafter:
         where = str(head_folder(kind, DEMO)) if argument == DEMO else argument
         return _self_speculative(name, target, skipped_model(target.model, skip_of(name, where)))
     if (folder := _pruned_folder(name)) is not None:
-        drafter = pruned_drafter(target.model, load_pruned(folder))
+        with making_head(folder):
+            drafter = pruned_drafter(target.model, load_pruned(folder))
         return BuiltDrafter(drafter, _info(name, target, drafter.model, digest_of(folder), own=True))
     close = difflib.get_close_matches(kind, KINDS, n=1)
     if close and "/" not in name and not Path(name).is_dir():
@@ -211,7 +217,8 @@ def _early_exit(name: str, argument: str, setting: _Setting) -> BuiltDrafter:
             )
         return _self_speculative(name, target, target.model.subset(list(range(kept))))
     folder = head_folder("early-exit", argument)
-    drafter = exit_drafter(target.model, load_exit(folder))
+    with making_head(folder):
+        drafter = exit_drafter(target.model, load_exit(folder))
     return BuiltDrafter(drafter, _info(name, target, drafter.model, digest_of(folder)))
 
 

@@ -21,10 +21,8 @@ from spectune.decoding.draft_choice import chain, choose
 from spectune.decoding.drafter import Draft, Kept, Round, Row
 from spectune.decoding.eagle_network import EagleNetwork
 from spectune.decoding.graphs import Graphs
-from spectune.decoding.sampling import penalize
-from spectune.decoding.tree_drafter import Plan, TreeShape, Vocabulary, record
+from spectune.decoding.tree_drafter import Plan, TreeShape, Vocabulary, penalize_paths, record
 from spectune.decoding.tree_plans import DynamicPlan
-from spectune.errors import UsageError
 from spectune.heads.eagle import EagleHead
 
 _MOST_PAIRS = 32  # fed to all rows at once; a row with more pending pairs catches up alone first
@@ -256,10 +254,7 @@ class EagleTreeDrafter(EagleDrafter):
         return self.plan.notes
 
     def propose(self, round_: Round) -> Draft | None:
-        if round_.rule == "block":
-            raise UsageError(
-                "block verification is for chains, and this drafter drafts trees", "use --rule speculative"
-            )
+        round_.refuse_block()
         rows = round_.rows
         limits = [self._limit(limit, row) for limit, row in zip(round_.limits, rows, strict=True)]
         if max(limits) == 0:
@@ -289,7 +284,9 @@ class EagleTreeDrafter(EagleDrafter):
         # [B, W, d] tokens from the root on
         paths = torch.zeros(len(output), 1, 0, dtype=torch.long, device=output.device)
         written, steps = 0, 1
-        while (frontier := growth.extend(self._penalize(self.network.logits(output), paths, round_))) is not None:
+        while (
+            frontier := growth.extend(penalize_paths(self.network.logits(output), paths, round_, self.draft_ids))
+        ) is not None:
             above = frontier.previous[:, :, None]
             paths = torch.cat([paths.gather(1, above.expand(-1, -1, paths.shape[2])), frontier.tokens[:, :, None]], 2)
             features = self.network.following(output).gather(1, above.expand(-1, -1, output.shape[2]))
@@ -301,12 +298,3 @@ class EagleTreeDrafter(EagleDrafter):
             written += width
             steps += 1
         return growth.draft(steps)
-
-    def _penalize(self, logits: Tensor, paths: Tensor, round_: Round) -> Tensor:
-        """Apply the repetition penalty of each node's own past. [B, W, D], [B, W, d] -> [B, W, D]."""
-        if round_.history.seen is None:
-            return logits
-        seen = round_.history.seen[: round_.count, None].to(logits.device).repeat(1, paths.shape[1], 1)
-        seen = seen.scatter(2, paths, True)
-        seen = seen[..., : logits.shape[-1]] if self.draft_ids is None else seen[..., self.draft_ids]
-        return penalize(logits, seen, round_.history.penalty)

@@ -16,7 +16,7 @@ from spectune.decoding.loading import Loaded, digest_of
 from spectune.decoding.mlp_drafter import MlpDrafter
 from spectune.decoding.parallel_drafter import ParallelDrafter
 from spectune.errors import UsageError
-from spectune.heads.checkpoint import detect_family
+from spectune.heads.checkpoint import detect_family, making_head
 from spectune.heads.eagle_layouts import load_eagle
 from spectune.heads.medusa_layouts import load_blockwise, load_medusa, load_mlp
 from spectune.sweeping.cell import ModelInfo
@@ -82,9 +82,17 @@ def build_head(kind: str, where: str, target: Loaded, *, tree: bool, device: tor
         UsageError: no such head, another family than `kind`, or a head for another target.
     """
     folder = head_folder(kind, where)
+    with making_head(folder):
+        return _build(kind, where, folder, target, tree, device, dtype)
+
+
+def _build(
+    kind: str, where: str, folder: Path, target: Loaded, tree: bool, device: torch.device, dtype: torch.dtype
+) -> Built:
     family = detect_family(folder)
     if family != kind:
-        raise UsageError(f"{where} holds a {family} head, not {kind}", f"write {family}:{where}")
+        name = {"exit": f"early-exit:{where}", "causal-lm": where}.get(family, f"{family}:{where}")
+        raise UsageError(f"{where} holds a {family} head, not {kind}", f"write {name}")
     if tree and kind == "mlp-speculator":
         raise UsageError("an MLP speculator drafts chains only", f"write {kind}:{where}")
     layers, vocab = target.model.layers_count, target.model.vocab_size

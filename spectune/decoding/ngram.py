@@ -15,7 +15,6 @@ from torch import Tensor
 
 from spectune.decoding.drafter import Draft, Kept, Round, Row
 from spectune.decoding.tree import TokenTree
-from spectune.errors import UsageError
 
 MIN_NGRAM = 1
 MAX_NGRAM = 4
@@ -150,8 +149,7 @@ class NgramTreeDrafter(NgramDrafter):
     """Drafts several continuations at once, as a tree of `Round.nodes` tokens."""
 
     def propose(self, round_: Round) -> Draft | None:
-        if round_.rule == "block":
-            raise UsageError("block verification is for chains, and tree:ngram drafts trees", "use --rule speculative")
+        round_.refuse_block()
         stop_ids = set(round_.stop_ids.tolist())
         found = [
             index.trie(row.tokens, round_.nodes, limit, stop_ids)

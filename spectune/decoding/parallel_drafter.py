@@ -22,7 +22,6 @@ from spectune.decoding.last_state import LastState
 from spectune.decoding.product import Product
 from spectune.decoding.tree import TokenTree
 from spectune.decoding.tree_shapes import grow
-from spectune.errors import UsageError
 from spectune.heads.blockwise import BlockwiseHeads
 from spectune.heads.medusa import MedusaHeads, ResidualBlocks
 from spectune.heads.parallel import RankAccuracy, linears
@@ -57,10 +56,8 @@ class ParallelDrafter(LastState):
         depth = min(round_.places(limits), self.heads)
         state = self.state[: round_.count]
         device = state.device
-        if self.draws_tree and round_.rule == "block":
-            raise UsageError(
-                "block verification is for chains, and this drafter drafts trees", "use --rule speculative"
-            )
+        if self.draws_tree:
+            round_.refuse_block()
         if self.graphs is None or not round_.fixed:
             return self._draft(state, depth, round_, round_.numbers(device, limits).limits)
         if self.draws_tree:

@@ -104,6 +104,7 @@ class ModelStage:
         self.context = 0  # positions that a row may fill
         self.cached: list[int] = []  # tokens of each row in the cache
         self.graphs: Graphs | None = None
+        self.verified: list[int] = []  # of which the first belong to the target, in a shared cache
 
     @property
     def device(self) -> torch.device:
@@ -114,6 +115,7 @@ class ModelStage:
 
     def start(self, rows: int, capacity: int, extension: int) -> None:
         self.cached = [0] * rows
+        self.verified = [0] * rows
         self.context = min(capacity, self.model.max_context)
         if rows and self.shares_target_cache:
             return
@@ -129,7 +131,7 @@ class ModelStage:
             self.store = store
 
     def admit(self, index: int, row: Row, states: Tensor | None) -> None:
-        self.cached[index] = row.length - 1 if self.shares_target_cache else 0
+        self.cached[index] = self.verified[index] = row.length - 1 if self.shares_target_cache else 0
         self._catch_up(index, row)
 
     def room(self, row: Row) -> int:
@@ -158,13 +160,17 @@ class ModelStage:
         return ids.clamp(max=self.model.vocab_size - 1)
 
     def extend(self, rows: Sequence[Row], tokens: Tensor) -> tuple[Tensor, int]:
-        # Feeding a cached token again rewrites the same values, so all rows can feed equally many.
+        # Feeding a cached token again rewrites the same values, so all rows can feed equally many. Only what the target
+        # has verified must not be touched, since this stage may skip blocks: a row that would go back so far has not
+        # grown since and is complete.
         lacking = [row.length - self.cached[index] for index, row in enumerate(rows) if self.room(row) > 0]
         feed = max(lacking, default=1)
         newest = torch.tensor([row.tokens[-feed:] for row in rows], device=self.device)
         ids = self._known(torch.cat([newest, tokens], 1))
         last = self.store.capacity - ids.shape[1]
-        starts = tuple(min(row.length - feed, last) for row in rows)
+        starts = tuple(
+            min(max(row.length - feed, verified), last) for row, verified in zip(rows, self.verified, strict=False)
+        )
         logits = self._forward(ids, starts, last_only=tokens.shape[1] == 0)
         for index, row in enumerate(rows):
             # A row beyond the model's context rides along on slots of no meaning.
@@ -192,11 +198,15 @@ class ModelStage:
 
     def keep(self, rows: Sequence[Row], kept: Kept) -> None:
         for index, row in enumerate(rows):
-            # The target has filled its cache for all tokens but the newest.
-            self.cached[index] = row.length - 1 if self.shares_target_cache else min(self.cached[index], row.length - 1)
+            if self.shares_target_cache:
+                # The target has filled its cache for all tokens but the newest.
+                self.cached[index] = self.verified[index] = row.length - 1
+            else:
+                self.cached[index] = min(self.cached[index], row.length - 1)
 
     def move(self, source: int, destination: int) -> None:
         self.cached[destination] = self.cached[source]
+        self.verified[destination] = self.verified[source]
         if not self.shares_target_cache:
             self.store.move(source, destination)
 

@@ -21,7 +21,6 @@ from spectune.decoding.exit_drafter import TrimmedDrafter
 from spectune.decoding.model_drafter import ModelDrafter
 from spectune.decoding.sampling import penalize
 from spectune.decoding.tree_growth import Frontier
-from spectune.errors import UsageError
 
 _MOST_PENDING = 16  # tokens fed to all rows at once; a row that lacks more catches up alone first
 
@@ -165,10 +164,7 @@ class TreeModelDrafter(ModelDrafter):
             self.graphs.forget()
 
     def propose(self, round_: Round) -> Draft | None:
-        if round_.rule == "block":
-            raise UsageError(
-                "block verification is for chains, and this drafter drafts trees", "use --rule speculative"
-            )
+        round_.refuse_block()
         rows = round_.rows
         # Fed are the root at position n - 1 and nodes above the last level.
         limits = [

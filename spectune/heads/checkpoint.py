@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from spectune.errors import UsageError
+from spectune.errors import SpectuneError, UsageError
 
 Family = Literal["eagle", "eagle3", "medusa", "blockwise", "mlp-speculator", "exit", "layer-skip", "causal-lm"]
 
@@ -46,6 +47,21 @@ _REFUSED = {
 }
 
 
+@contextmanager
+def making_head(folder: Path) -> Iterator[None]:
+    """While a head is made of a folder's files: a config or tensors that make no sense together raise anything, which
+    becomes a UsageError."""
+    try:
+        yield
+    except (SpectuneError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        first_line = (str(error).strip() or type(error).__name__).split("\n")[0]
+        raise UsageError(
+            f"no head can be made of {folder}: {first_line}", "its files are damaged or do not belong together"
+        ) from error
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json.
 
@@ -57,11 +73,19 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(f"{folder} has no config.json", "name a folder with a draft head or a draft model") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {path}: {error}", "the file is damaged; fetch the head again") from error
     if not isinstance(config, dict):
         raise UsageError(f"{path} holds no JSON object", "the file is damaged; fetch the head again")
     return config
+
+
+def read_eps(config: Mapping[str, Any], default: float) -> float:
+    """What a norm adds to the mean square. Raises UsageError for what is no small number."""
+    value = config.get("rms_norm_eps", default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise UsageError(f"config.json says rms_norm_eps = {value!r}", "the file is damaged; fetch the head again")
+    return float(value)
 
 
 def read_tensors(folder: Path, *, prefix: str = "") -> dict[str, Tensor]:
@@ -215,9 +239,11 @@ def _read_pickle(path: Path, prefix: str) -> dict[str, Tensor]:
         raise UsageError(
             f"{path} holds more than tensors and could run code of its author", "convert it to safetensors first"
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged pickle raises anything
         raise _damaged(path, error) from error
-    if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):
+    if not isinstance(content, dict) or not all(
+        isinstance(t, Tensor) and isinstance(n, str) for n, t in content.items()
+    ):
         raise UsageError(f"{path} is no table of tensors", "wanted a state dict")
     return {name.removeprefix(prefix): tensor for name, tensor in content.items() if name.startswith(prefix)}
 
@@ -240,6 +266,9 @@ def _multiply_out(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             whole[name] = tensor.to(scale.dtype) * scale
         elif not (name.endswith(_SCALE) and _is_int8(tensors.get(name.removesuffix(_SCALE)))):
             whole[name] = tensor
+    for name, tensor in whole.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise UsageError(f"tensor {name} holds what is no number", "the file is damaged; fetch the head again")
     return whole
 
 

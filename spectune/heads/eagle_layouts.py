@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from spectune.errors import UsageError
-from spectune.heads.checkpoint import detect_family, read_config, read_tensors, save_tensors
+from spectune.heads.checkpoint import detect_family, read_config, read_eps, read_tensors, save_tensors
 from spectune.heads.eagle import EagleConfig, EagleHead, default_taps
 
 _RENAMED = (
@@ -178,7 +178,7 @@ def _settings(
         taps=taps,
         target_hidden_size=target_hidden,
         layers=1 + max((int(m[1]) for name in tensors if (m := re.match(r"layers\.(\d+)\.", name))), default=0),
-        eps=float(layer.get("rms_norm_eps", 1e-6)),
+        eps=read_eps(layer, 1e-6),
         rope=_rope(layer),
         max_positions=_number(layer, "max_position_embeddings", 2048),
         own_embedding="embed_tokens.weight" in tensors,

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from spectune.errors import UsageError
 from spectune.heads.blockwise import BlockwiseConfig, BlockwiseHeads
-from spectune.heads.checkpoint import read_config, read_tensors, save_tensors, tensor_names
+from spectune.heads.checkpoint import read_config, read_eps, read_tensors, save_tensors, tensor_names
 from spectune.heads.exit import ExitConfig, ExitHead
 from spectune.heads.medusa import MedusaConfig, MedusaHeads
 from spectune.heads.mlp import MlpConfig, MlpSpeculator
@@ -167,7 +167,7 @@ def load_exit(folder: Path) -> ExitHead:
     rank, hidden = _matrix(tensors, "down.weight").shape
     vocab = _vocab_size(config, None, tensors.get(TOKEN_MAP))
     ids, _ = _draft_vocabulary(tensors.get(TOKEN_MAP), vocab)
-    layer, eps = _number(config, "exit_layer"), float(config.get("rms_norm_eps", 1e-5))
+    layer, eps = _number(config, "exit_layer"), read_eps(config, 1e-5)
     module = ExitHead(ExitConfig(layer, hidden, vocab, rank, eps), ids)
     _fill(module, tensors)
     return module
@@ -268,7 +268,13 @@ def _draft_vocabulary(map_: Tensor | None, vocab_size: int) -> tuple[Tensor | No
     if map_ is None:
         return None, None
     ids, order = map_.long().flatten().sort()
-    if len(ids) == 0 or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size or bool((ids[1:] == ids[:-1]).any()):
+    if (
+        map_.dim() != 1
+        or len(ids) == 0
+        or int(ids[0]) < 0
+        or int(ids[-1]) >= vocab_size
+        or bool((ids[1:] == ids[:-1]).any())
+    ):
         raise UsageError(f"tensor {TOKEN_MAP} must hold different token ids from 0 to {vocab_size - 1}")
     return ids, order
 
@@ -301,6 +307,8 @@ def _matrix(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 def _shaped(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     if tuple(tensor.shape) != shape:
         raise UsageError(f"tensor {name} has shape {list(tensor.shape)}, want {list(shape)}")
+    if not tensor.is_floating_point():
+        raise UsageError(f"tensor {name} holds {tensor.dtype}, want floating-point numbers")
     return tensor
 
 

@@ -112,5 +112,6 @@ class ExitTraining:
 def _ahead(x: Tensor, places: int) -> Tensor:
     """out[:, t] = x[:, t + places], zeros behind the end. [B, T] -> [B, T]."""
     out = torch.zeros_like(x)
-    out[:, : x.shape[1] - places] = x[:, places:]
+    kept = max(0, x.shape[1] - places)
+    out[:, :kept] = x[:, x.shape[1] - kept :]
     return out

@@ -34,6 +34,7 @@ from spectune.decoding.model_drafter import ModelDrafter
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
 from spectune.engines.engine import Request
+from spectune.errors import UsageError
 from spectune.sweeping.atomic import write_atomically
 from spectune.training.text import Text
 
@@ -75,12 +76,15 @@ class Found:
     def read(cls, path: Path) -> Found:
         if not path.exists():
             return cls()
-        data: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return cls(
-            data["ranking"],
-            [Measured(**entry | {"blocks": tuple(entry["blocks"])}) for entry in data["measured"]],
-            data["seconds"],
-        )
+        try:
+            data: dict[str, Any] = json.loads(path.read_text("utf-8"))
+            return cls(
+                data["ranking"],
+                [Measured(**entry | {"blocks": tuple(entry["blocks"])}) for entry in data["measured"]],
+                data["seconds"],
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"cannot read {path}", "remove it to start afresh") from error
 
     def write(self, path: Path) -> None:
         content = {

@@ -295,7 +295,7 @@ class Loop:
             content: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged pickle raises anything
             raise UsageError(f"cannot read {self.checkpoint}", "remove it to start afresh") from error
-        if content["fingerprint"] != self.fingerprint:
+        if not isinstance(content, dict) or content.get("fingerprint") != self.fingerprint:
             raise UsageError(
                 f"{self.checkpoint} belongs to a run with other data or settings",
                 "repeat that run's command, or choose another output folder",

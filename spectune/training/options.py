@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from spectune.errors import UsageError
+from spectune.sweeping.options import MOST_THREADS
 
+_MOST = {"threads": MOST_THREADS, "heads": 64}
 METHODS = ("draft", "medusa", "blockwise", "eagle", "eagle3", "exit", "layer-skip")
 
 # Options that only some methods know.
@@ -66,10 +69,15 @@ class TrainOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{flag(name)} must be 1 or more, not {value}")
+        for name, most in _MOST.items():
+            if (getattr(self, name) or 0) > most:
+                raise UsageError(f"{flag(name)} must be at most {most}, not {getattr(self, name)}")
         for name in ("minutes", "learning_rate"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"{flag(name)} must be more than 0, not {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"{flag(name)} must be more than 0 and finite, not {value}")
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise UsageError(f"--seed must fit 64 bits, not {self.seed}")
         if self.draft_vocab is not None and self.draft_vocab < 0:
             raise UsageError(f"--draft-vocab must be 0 or more, not {self.draft_vocab}")
         if self.method == "draft" and self.draft_vocab and not self.compact:

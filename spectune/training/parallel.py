@@ -100,7 +100,8 @@ def _states(batch: Batch) -> Tensor:
 def _shift(x: Tensor, places: int) -> Tensor:
     """Move along the text: out[:, u] = x[:, u - places], zeros where that is before its start. x [B, T, ...]."""
     out = torch.zeros_like(x)
-    out[:, places:] = x[:, : x.shape[1] - places]
+    kept = max(0, x.shape[1] - places)
+    out[:, x.shape[1] - kept :] = x[:, :kept]
     return out
 
 

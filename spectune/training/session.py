@@ -69,7 +69,8 @@ def train(
     listener = listener or Silent()
     check_output(output, resume=resume)
     if (output / RESULT).exists():
-        return Outcome(output, json.loads((output / RESULT).read_text("utf-8")))
+        check_same(options, output)
+        return Outcome(output, _read(output / RESULT, "options", "target"))
     stop = Stop()
     try:
         with stop.listening():
@@ -92,6 +93,28 @@ def check_output(output: Path, *, resume: bool) -> None:
         raise UsageError(f"{output} is not empty and holds no training", "choose another folder with --output")
     if not resume:
         raise UsageError(f"{output} holds a training already", "add --resume to go on, or choose another --output")
+
+
+def check_same(options: TrainOptions, output: Path) -> None:
+    """Refuse to go on with other options than those that the training in `output` was begun with."""
+    begun = _read(output / RUN, "options", "rows")["options"]
+    for name, value in asdict(options).items():
+        if name not in _MAY_CHANGE and begun.get(name) != value:
+            raise UsageError(
+                f"{output} was begun with {flag(name)} {begun.get(name)}, not {value}",
+                "repeat that run's options, or choose another --output",
+            )
+
+
+def _read(path: Path, *keys: str) -> dict[str, Any]:
+    """A JSON object of ours with these keys. Raises UsageError for a damaged file."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or any(not content.get(key) for key in keys):
+        raise UsageError(f"{path} is damaged", "choose another --output")
+    return content
 
 
 class _Session:
@@ -181,9 +204,10 @@ class _Session:
         began = time.monotonic()
         self.output.mkdir(parents=True, exist_ok=True)
         path = self.output / RUN
-        known = json.loads(path.read_text("utf-8")) if path.exists() else None
-        if known is not None:
-            self._check_same(known["options"])
+        known = None
+        if path.exists():
+            check_same(self.options, self.output)
+            known = _read(path, "rows")
         rows = gather_rows(self.options, target, self.listener, known["rows"] if known else None)
         texts = texts_of(rows)
         if known is None:
@@ -191,15 +215,6 @@ class _Session:
             write_atomically(path, json.dumps(content) + "\n")
         self.seconds["text"] = time.monotonic() - began
         return texts
-
-    def _check_same(self, begun: dict[str, Any]) -> None:
-        """Refuse to go on with other options than those that a training was begun with."""
-        for name, value in asdict(self.options).items():
-            if name not in _MAY_CHANGE and begun.get(name) != value:
-                raise UsageError(
-                    f"{self.output} was begun with {flag(name)} {begun.get(name)}, not {value}",
-                    "repeat that run's options, or choose another --output",
-                )
 
     def _states(self, target: Loaded, texts: list[Text], taps: tuple[int, ...]) -> StateStore:
         began = time.monotonic()
