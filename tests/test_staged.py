@@ -481,5 +481,5 @@ def test_a_first_stage_that_drafts_trees_is_refused(tiny, tiny_folder):
     with pytest.raises(UsageError, match="chains, not trees"):
         decode(tiny, drafter, [[9, 8, 7] * 4], k=4)
     for name in ("tree:ngram", f"sequoia:{tiny_folder}", "eagle2:demo"):  # by name, before anything is drafted
-        with pytest.raises(UsageError, match="first stage .* drafts trees"):
+        with pytest.raises(UsageError, match=r"first stage .* drafts trees"):
             drafter_of(tiny, f"staged:{name}>{tiny_folder}")
