@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 LARGEST_G = 1.5
 _GRID = 25  # points per parameter
-_STEPS = 60
+_STEPS, _FEW_STEPS = 60, 15  # of a descent from the grid, and from a point nearby
 _DELTA = 1e-6
 _SAME = 0.05  # drafted tokens per round
 _POINTS_FOR_LATE = 4  # different numbers of drafted tokens that a choice of p needs
@@ -88,7 +88,7 @@ def refit(curve: AcceptanceCurve, offered: Array, measured: Array) -> Array:
     def residuals(parameters: Array) -> Array:
         return np.asarray((lengths(parameters, offered, curve.p) - measured) * share)
 
-    return descend(residuals, np.tile([curve.a, curve.g], (len(measured), 1)))[0]
+    return descend(residuals, np.tile([curve.a, curve.g], (len(measured), 1)), _FEW_STEPS)[0]
 
 
 def usable(points: Sequence[CurvePoint]) -> list[CurvePoint]:
@@ -122,11 +122,11 @@ def _fit(points: Sequence[CurvePoint], p: int) -> AcceptanceCurve:
     axes = np.linspace(0, 1, _GRID), np.linspace(0, LARGEST_G, _GRID)
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
     start = grid[int(np.argmin((residuals(grid) ** 2).sum(axis=1)))]
-    found, error = descend(residuals, start[None])
+    found, error = descend(residuals, start[None], _STEPS)
     return AcceptanceCurve(float(found[0, 0]), float(found[0, 1]), math.sqrt(float(error[0])), p)
 
 
-def descend(residuals: Callable[[Array], Array], start: Array) -> tuple[Array, Array]:
+def descend(residuals: Callable[[Array], Array], start: Array, steps: int) -> tuple[Array, Array]:
     """Damped Gauss-Newton steps inside the bounds, for many problems at once.
 
     `residuals` maps (a, g) [draws, 2] to [draws, points]; returns the best (a, g) and their sums of squares [draws].
@@ -134,7 +134,7 @@ def descend(residuals: Callable[[Array], Array], start: Array) -> tuple[Array, A
     best, at = start.astype(float), residuals(start)
     error = (at**2).sum(axis=1)
     damping = np.full(len(start), 1e-3)
-    for _ in range(_STEPS):
+    for _ in range(steps):
         # Step away from the upper bounds, where lengths do not change any more.
         sides = np.where(best > 0.5, -_DELTA, _DELTA)  # [draws, 2]
         moved = [residuals(best + sides * np.eye(2)[i]) for i in range(2)]

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from spectune.errors import UsageError
 REACH = 2.0  # how far beyond the measured range a prediction is given unasked
 _SHARPNESS = 4
 _FOLDS = 5
+_SAME = 1.05  # sizes nearer than this count as one
 _SPARE = 2  # places beyond the number of coefficients that a fit needs
 _TAIL = 0.975  # of the 95 % intervals
 _START_SCALE, _LEAST_SCALE = 0.1, 1e-4  # relative residuals at which the loss turns from square to linear
@@ -36,6 +38,7 @@ _NAMES: dict[Form, tuple[str, ...]] = {
     "linear": ("fixed", "kv", "token"),
     "roofline": ("fixed", "kv", "token", "weights"),
 }
+_WIDTHS: dict[Form, int] = {"linear": 2, "roofline": 4}  # different B·q, so that the form can be wrong
 _UNITS = {"fixed": "s", "weights": "s", "kv": "s/cached token", "token": "s/batched token", "experts": "s"}
 # Where the descent begins: shares of the typical time, in the order of the names, experts last.
 _STARTS = ((0.5, 0.1, 0.2, 0.3, 0.3), (0.1, 0.3, 0.5, 0.8, 0.3), (0.05, 0.1, 1.0, 0.3, 0.6))
@@ -213,6 +216,11 @@ def _unidentified(points: Sequence[Point], form: Form, expert_share: float | Non
     if len(places) < len(names) + _SPARE:
         return f"{len(places)} places (B, q, ctx) for {len(names)} coefficients"
     feature = _features(np.array(sorted(places)), expert_share)
+    widths = sorted(feature["token"].tolist())
+    different = 1 + sum(b > _SAME * a for a, b in pairwise(widths))
+    wanted = _WIDTHS[form] + (expert_share is not None)
+    if different < wanted:
+        return f"{different} sizes B·q, and it needs {wanted}"
     columns = np.stack([feature[n] / feature[n].mean() for n in names if n != "weights" and feature[n].any()], axis=1)
     if np.linalg.matrix_rank(columns, tol=1e-3 * math.sqrt(len(places))) < columns.shape[1]:
         return "B·q and B·ctx do not vary independently"
