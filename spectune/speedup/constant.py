@@ -1,7 +1,7 @@
 """The one-parameter acceptance models, to be held against the curve.
 
-    constant rate   AL = 1 + β·K                                  the same β at every K
-    geometric       AL = (1 − α^{K+1}) / (1 − α)                  Leviathan et al. (2023), equation 1
+constant rate   AL = 1 + β·K                                  the same β at every K
+geometric       AL = (1 − α^{K+1}) / (1 − α)                  Leviathan et al. (2023), equation 1
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,7 @@ def fit_curve(points: Sequence[CurvePoint]) -> AcceptanceCurve | None:
     if not points or drafted[-1] - drafted[0] < _SAME:
         return None
     usual = _fit(points, 1)
-    different = 1 + sum(b - a >= _SAME for a, b in zip(drafted, drafted[1:], strict=False))
+    different = 1 + sum(b - a >= _SAME for a, b in pairwise(drafted))
     if different < _POINTS_FOR_LATE or usual.rmse < _SMALL:
         return usual
     late = _fit(points, 2)
@@ -82,7 +83,7 @@ def fit_curve(points: Sequence[CurvePoint]) -> AcceptanceCurve | None:
 
 
 def refit(curve: AcceptanceCurve, offered: Array, measured: Array) -> Array:
-    """The same curve fitted to other measurements: offered [points, K], measured [draws, points] -> (a, g) [draws, 2]."""
+    """The curve fitted to other measurements: offered [points, K], measured [draws, points] -> [draws, (a, g)]."""
     share = math.sqrt(1 / measured.shape[1])
 
     def residuals(parameters: Array) -> Array:
@@ -138,7 +139,9 @@ def descend(residuals: Callable[[Array], Array], start: Array, steps: int) -> tu
         # Step away from the upper bounds, where lengths do not change any more.
         sides = np.where(best > 0.5, -_DELTA, _DELTA)  # [draws, 2]
         moved = [residuals(best + sides * np.eye(2)[i]) for i in range(2)]
-        jacobian = np.stack([(m - at) / sides[:, i : i + 1] for i, m in enumerate(moved)], axis=-1)  # [draws, points, 2]
+        jacobian = np.stack(
+            [(m - at) / sides[:, i : i + 1] for i, m in enumerate(moved)], axis=-1
+        )  # [draws, points, 2]
         normal = np.einsum("rpi,rpj->rij", jacobian, jacobian)
         slope = np.einsum("rpi,rp->ri", jacobian, at)
         diagonal = np.einsum("rii->ri", normal) + 1e-12

@@ -64,9 +64,7 @@ def planned_k(curve: Curve, surfaces: Surfaces, profiles: Sequence[Profile]) -> 
     return PlannedK(*place, model.optimum(range(1, largest + 1), curve.batch, context), None)
 
 
-def _round_model(
-    curve: Curve, surfaces: Surfaces, members: Sequence[Profile]
-) -> tuple[RoundModel | None, str | None]:
+def _round_model(curve: Curve, surfaces: Surfaces, members: Sequence[Profile]) -> tuple[RoundModel | None, str | None]:
     target, draft = surfaces.target, surfaces.drafts.get(curve.drafter)
     if curve.curve is None:
         return None, curve.reason

@@ -5,9 +5,10 @@
     full   S = AL(K)·T_t / (K·T_d + t_verify + t_overhead)                 AL from the acceptance curve
 
 The first two are exact only if verifying a draft costs one plain step and nothing else takes time; what they miss,
-in plain steps a round, is shown as the overhead that would make them right. The full model takes those times from the cell and only the acceptance from the fit. T_t is the forward alone: what plain
-decoding spends around it is in the measured speedup and in neither model. K is the number of tokens really
-drafted per round; a drafter without forwards (n-gram) has one step per round whatever its K.
+in plain steps a round, is shown as the overhead that would make them right. The full model takes those times from the
+cell and only the acceptance from the fit. T_t is the forward alone: what plain decoding spends around it is in the
+measured speedup and in no model. K is the number of tokens really drafted per round; a drafter without forwards
+(n-gram) has one step per round whatever its K.
 
 Recommendations follow measured speeds. The models explain them, and their residuals say how far to trust a
 prediction for a K that was not measured.
@@ -119,9 +120,9 @@ def fit(profiles: Sequence[Profile]) -> Fit:
         predictions.append(_predict(p, curves[name], others, single.get((p.spec.suite, p.config))))
     found = tuple(predictions)
     extra = {p.key: p.extra_steps for p in found}
-    for name, members in groups.items():
+    for group, members in groups.items():
         known = [e for p in members if (e := extra[p.cell.key]) is not None]
-        curves[name] = replace(curves[name], extra_steps=float(np.median(known)) if known else None)
+        curves[group] = replace(curves[group], extra_steps=float(np.median(known)) if known else None)
     return Fit(
         tuple(curves.values()),
         found,
@@ -138,9 +139,9 @@ def _better(found: Sequence[Prediction]) -> Model | None:
     # Trees have no α; a model that is silent on some of the cells cannot be compared on them.
     models = [m for m in _MODELS if all(getattr(p, m) is not None for p in shared)]
     rmse = {m: _quality([(getattr(p, m), p.measured) for p in shared]).rmse for m in models}
-    known = {m: r for m, r in rmse.items() if r is not None}
     # In a tie the model that assumes less wins.
-    return min(reversed(known), key=lambda m: known[m]) if known else None
+    known = [(r, -i, m) for i, (m, r) in enumerate(rmse.items()) if r is not None]
+    return min(known)[2] if known else None
 
 
 def card_speedup(beta: float, k: float, cost_ratio: float, *, steps: float | None = None) -> float:

@@ -79,7 +79,9 @@ def fit_positions(cells: Sequence[CellResult], *, resamples: int = RESAMPLES) ->
     )
     depth = int(np.argmin(np.append(reached.sum(axis=0) > 0, False)))  # positions before the first that none reached
     if depth < 2:
-        reason = "not identifiable: no draft reached a second position" if depth else "not identifiable: nothing drafted"
+        reason = (
+            "not identifiable: no draft reached a second position" if depth else "not identifiable: nothing drafted"
+        )
         return Positions(positions, None, None, None, prompts, reason)
     points = [CurvePoint.at(k, float(length)) for k, length in enumerate(_lengths(conditional[None, :depth])[0], 1)]
     curve = fit_curve(points)

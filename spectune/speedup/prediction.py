@@ -1,6 +1,6 @@
 """Predicting cells that were not measured: acceptance from the curve, times from the latency surfaces.
 
-    S(K, B) = AL(K) · (T_t + plain overhead) / (K·T_d + t_verify(B, K + 1) + overhead)         T_t = t_target(B, 1)
+S(K, B) = AL(K) · (T_t + plain overhead) / (K·T_d + t_verify(B, K + 1) + overhead)         T_t = t_target(B, 1)
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Optimum:
 class RoundModel:
     """Everything a round of one drafter needs.
 
-    A draft step's time comes from the draft's surface, or is `draft_step_seconds` where its surface is unknown; a drafter
-    that proposes all K at once takes `draft_seconds` a round.
+    A draft step's time comes from the draft's surface, or is `draft_step_seconds` where its surface is unknown; a
+    drafter that proposes all K at once takes `draft_seconds` a round.
     """
 
     curve: AcceptanceCurve

@@ -46,7 +46,7 @@ _STARTS = ((0.5, 0.1, 0.2, 0.3, 0.3), (0.1, 0.3, 0.5, 0.8, 0.3), (0.05, 0.1, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A measured forward: `rows` B, `query` q and mean `context` of tokens already cached, per row. Means may be broken."""
+    """A measured forward: `rows` B, `query` q new tokens and `context` cached ones per row. Means may be broken."""
 
     rows: float
     query: float
@@ -60,7 +60,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Coefficient:
-    """`value` with its 95 % interval. Where `reason` is set, the points do not determine it and the value means nothing."""
+    """`value` with its 95 % interval; None with a `reason` where the points do not determine it."""
 
     name: str
     unit: str
@@ -110,17 +110,18 @@ class Surface:
         return Seconds(value, value * math.exp(-reach), value * math.exp(reach), outside)
 
     def _at(self, rows: float, query: float, context: float) -> tuple[Array, Array]:
-        return _times(self.form, self.expert_share, np.array(self.parameters), np.array([[rows, query, context]], float))
+        return _times(
+            self.form, self.expert_share, np.array(self.parameters), np.array([[rows, query, context]], float)
+        )
 
     def _within(self, rows: float, query: float, context: float, extrapolate: bool) -> bool:
         outside = False
         for name, value, (low, high) in zip(("B", "q", "ctx"), (rows, query, context), self.ranges, strict=True):
-            if value > REACH * high or value < low / REACH:
-                if not extrapolate:
-                    raise UsageError(
-                        f"{name} = {value:g} lies beyond twice the measured range, {low:g} to {high:g}",
-                        "measure nearer to it, or ask for an extrapolation",
-                    )
+            if (value > REACH * high or value < low / REACH) and not extrapolate:
+                raise UsageError(
+                    f"{name} = {value:g} lies beyond twice the measured range, {low:g} to {high:g}",
+                    "measure nearer to it, or ask for an extrapolation",
+                )
             outside |= not low <= value <= high
         return outside
 
@@ -248,7 +249,13 @@ def _fit(
 
     def solve(start: Array, scale: float) -> Array:
         found = least_squares(
-            residuals, np.maximum(start, 1e-6), jacobian, bounds=(0, np.inf), loss="soft_l1", f_scale=scale, max_nfev=200
+            residuals,
+            np.maximum(start, 1e-6),
+            jacobian,
+            bounds=(0, np.inf),
+            loss="soft_l1",
+            f_scale=scale,
+            max_nfev=200,
         )
         return np.asarray(found.x)
 

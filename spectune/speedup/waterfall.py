@@ -67,7 +67,8 @@ def waterfall(p: Profile, alone: Profile | None = None) -> Waterfall:
         here * plain / step if plain and step else None,
         p.speedup.value,
     ]
-    steps, before = [], None
+    steps: list[Step] = []
+    before: float | None = None
     for name, value in zip(STEPS, reached, strict=True):
         factor = None if value is None or not before else value / before
         steps.append(Step(name, value, factor))
