@@ -74,11 +74,11 @@ def fit_curve(points: Sequence[CurvePoint]) -> AcceptanceCurve | None:
     drafted = sorted(sum(p.offered) for p in points)
     if not points or drafted[-1] - drafted[0] < _SAME:
         return None
-    usual = _fit(points, 1)
+    usual = fit_decay(points, 1)
     different = 1 + sum(b - a >= _SAME for a, b in pairwise(drafted))
     if different < _POINTS_FOR_LATE or usual.rmse < _SMALL:
         return usual
-    late = _fit(points, 2)
+    late = fit_decay(points, 2)
     return late if late.rmse < _CLEARLY * usual.rmse else usual
 
 
@@ -112,8 +112,8 @@ def lengths(parameters: Array, offered: Array, p: int) -> Array:
     return np.asarray(1 + np.cumprod(each, axis=1) @ offered.T)
 
 
-def _fit(points: Sequence[CurvePoint], p: int) -> AcceptanceCurve:
-    """A coarse grid gives the start, Levenberg and Marquardt's method the rest."""
+def fit_decay(points: Sequence[CurvePoint], p: int) -> AcceptanceCurve:
+    """The least squares of one p. A coarse grid gives the start, Levenberg and Marquardt's method the rest."""
     offered, measured, share = table(points)
 
     def residuals(parameters: Array) -> Array:

@@ -66,7 +66,7 @@ def fit_throughput(points: Sequence[Throughput], *, expert_share: float | None =
     unit = np.array([1.0, 1.0, typical, typical / 10, typical / float(np.median(places.prod(axis=1))), typical])[:count]
 
     def residuals(scaled: Array) -> Array:
-        return np.log(_seconds_per_token(scaled * unit, expert_share, places)) - target
+        return np.asarray(np.log(_seconds_per_token(scaled * unit, expert_share, places)) - target)
 
     upper = np.array([1.0, _LARGEST_G, *[np.inf] * (count - 2)])
     fits = [
