@@ -96,9 +96,9 @@ def throughput(table: Table) -> str:
             "## K from throughput alone",
             f"Source: {table.source}.",
             markdown(head, rows),
-            "Rate = B·AL(K) / (fixed + draft·K + token·B(K+1) + experts·(1 − (1 − ρ)^{B(K+1)})), with ρ = 8/128 experts "
-            "active a token. Without a baseline row the speedup is unknown, and AL and the round's time cannot be told "
-            "apart; which K is fastest can.",
+            "Rate = B·AL(K) / (fixed + draft·K + token·B(K+1) + experts·(1 − (1 − ρ)^{B(K+1)})), with ρ = 8/128 "
+            "experts active a token. Without a baseline row the speedup is unknown, and AL and the round's time cannot "
+            "be told apart; which K is fastest can.",
         )
     )
 
@@ -132,8 +132,8 @@ def draft_choice(table: Table) -> str:
             "* K is not published, so β cannot be compared with anything, and (1) gives a range.\n"
             f"* At K = 8, (1) ranks the drafts {', '.join(by_card)}; the article ranks them as the table does.\n"
             f"* No K ≥ 1 gives as little as was published for {', '.join(too_fast)}: since β > T_d/T_t, (1) promises a "
-            "gain at every K. The published figures need the missing steps in each round, and more of them for the small "
-            "drafts: those were not as fast as their size, or their rounds cost more.",
+            "gain at every K. The published figures need the missing steps in each round, and more of them for the "
+            "small drafts: those were not as fast as their size, or their rounds cost more.",
         )
     )
 
@@ -164,13 +164,13 @@ def batches(table: Table) -> str:
             f"Source: {table.source}. The plain step is batch / tokens/s. A round in plain steps is AL / speedup, with "
             "β = 0.82, the article's rate for this draft, at every batch.",
             markdown(head, rows),
-            f"* The speedups agree with the rates.\n"
-            "* Formula (2) explains the fall by rounds that cost more plain steps at larger batches; (1), which knows no "
-            "batch, cannot.\n"
-            f"* The best line through the plain steps, {line.fixed * 1e3:.0f} ms + {line.slope * 1e3:.1f} ms·B, is up to "
-            f"{line.worst:.0%} off. The added row costs {slopes[0]:.1f} ms first and {slopes[-1]:.1f} ms last, where "
-            "reading the weights once for all rows would make the first rows the cheapest: the roofline is convex, "
-            "these figures are not.",
+            "* The speedups agree with the rates.\n"
+            "* Formula (2) explains the fall by rounds that cost more plain steps at larger batches; (1), which knows "
+            "no batch, cannot.\n"
+            f"* The best line through the plain steps, {line.fixed * 1e3:.0f} ms + {line.slope * 1e3:.1f} ms·B, is up "
+            f"to {line.worst:.0%} off. The added row costs {slopes[0]:.1f} ms first and {slopes[-1]:.1f} ms last, "
+            "where reading the weights once for all rows would make the first rows the cheapest: the roofline is "
+            "convex, these figures are not.",
         )
     )
 
@@ -206,10 +206,10 @@ def text_lengths(table: Table) -> str:
             markdown(head, rows),
             "* (1) is exact for no whole K, and not for the same one in each row.\n"
             f"* The step follows {line.fixed * 1e3:.0f} ms + {line.slope * 1e6:.1f} µs per token of context within "
-            f"{line.worst:.1%}. A token's keys and values are {_KV_BYTES / 1024:.0f} KiB in 16 bits, so they would be read "
-            f"at {bandwidth / 1e9:.0f} GB/s, while {2 * _TARGET_B:.0f} GB of weights in the fixed part are read at "
-            f"{weights / 1e12:.1f} TB/s or more. Reading the cache cannot be what halves the rate; something else that "
-            "grows with the text is in these figures, and in both columns, or the speedup would have grown.",
+            f"{line.worst:.1%}. A token's keys and values are {_KV_BYTES / 1024:.0f} KiB in 16 bits, so they would be "
+            f"read at {bandwidth / 1e9:.0f} GB/s, while {2 * _TARGET_B:.0f} GB of weights in the fixed part are read "
+            f"at {weights / 1e12:.1f} TB/s or more. Reading the cache cannot be what halves the rate; something else "
+            "that grows with the text is in these figures, and in both columns, or the speedup would have grown.",
         )
     )
 

@@ -12,36 +12,28 @@ beside the weights. The form with the smaller held-out error is used and named.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from spectune.errors import UsageError
+from spectune.speedup.surface_descent import Descent, Solution
+from spectune.speedup.surface_forms import NAMES, UNITS, Array, Form, features, names_of, times, typical
 
 REACH = 2.0  # how far beyond the measured range a prediction is given unasked
-_SHARPNESS = 4
 _FOLDS = 5
+_WIDTHS: dict[Form, int] = {"linear": 2, "roofline": 4}  # different B·q, so that the form can be wrong
 _SAME = 1.05  # sizes nearer than this count as one
 _SPARE = 2  # places beyond the number of coefficients that a fit needs
 _TAIL = 0.975  # of the 95 % intervals
-_START_SCALE, _LEAST_SCALE = 0.1, 1e-4  # relative residuals at which the loss turns from square to linear
-
-Array = NDArray[np.float64]
-Form = Literal["linear", "roofline"]
-_Model = Callable[[Array, Array], tuple[Array, Array]]  # parameters, places -> times, slopes
-_NAMES: dict[Form, tuple[str, ...]] = {
-    "linear": ("fixed", "kv", "token"),
-    "roofline": ("fixed", "kv", "token", "weights"),
-}
-_WIDTHS: dict[Form, int] = {"linear": 2, "roofline": 4}  # different B·q, so that the form can be wrong
-_UNITS = {"fixed": "s", "weights": "s", "kv": "s/cached token", "token": "s/batched token", "experts": "s"}
-# Where the descent begins: shares of the typical time, in the order of the names, experts last.
-_STARTS = ((0.5, 0.1, 0.2, 0.3, 0.3), (0.1, 0.3, 0.5, 0.8, 0.3), (0.05, 0.1, 1.0, 0.3, 0.6))
+# Where the descent begins: shares of the typical time.
+_STARTS: tuple[dict[str, float], ...] = (
+    {"fixed": 0.5, "kv": 0.1, "token": 0.2, "weights": 0.3, "experts": 0.3},
+    {"fixed": 0.1, "kv": 0.3, "token": 0.5, "weights": 0.8, "experts": 0.3},
+    {"fixed": 0.05, "kv": 0.1, "token": 1.0, "weights": 0.3, "experts": 0.6},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +95,14 @@ class Surface:
     def predict(self, rows: float, query: float, context: float, *, extrapolate: bool = False) -> Seconds:
         """As `seconds`, with the interval: the coefficients' uncertainty and the scatter of a single measurement."""
         outside = self._within(rows, query, context, extrapolate)
-        times, slopes = self._at(rows, query, context)
-        value, slope = float(times[0]), slopes[0] / times[0]
+        seconds, slopes = self._at(rows, query, context)
+        value, slope = float(seconds[0]), slopes[0] / seconds[0]
         spread = math.sqrt(float(slope @ np.array(self.covariance) @ slope) + self.scatter**2)
         reach = _student(len(self.residuals) - len(self.parameters)) * spread
         return Seconds(value, value * math.exp(-reach), value * math.exp(reach), outside)
 
     def _at(self, rows: float, query: float, context: float) -> tuple[Array, Array]:
-        return _times(
-            self.form, self.expert_share, np.array(self.parameters), np.array([[rows, query, context]], float)
-        )
+        return times(self.form, self.expert_share, np.array(self.parameters), np.array([[rows, query, context]], float))
 
     def _within(self, rows: float, query: float, context: float, extrapolate: bool) -> bool:
         outside = False
@@ -147,7 +137,7 @@ def fit_surface(points: Sequence[Point], *, expert_share: float | None = None) -
     points = [p for p in points if p.seconds > 0]
     tried = []
     reasons = []
-    for form in _NAMES:
+    for form in NAMES:
         reason = _unidentified(points, form, expert_share)
         if reason:
             reasons.append(f"{form}: {reason}")
@@ -162,61 +152,56 @@ def fit_surface(points: Sequence[Point], *, expert_share: float | None = None) -
 
 def fit_form(points: Sequence[Point], form: Form, *, expert_share: float | None = None) -> Surface:
     """Fit one form to points that determine it."""
-    places = np.array([p.place for p in points])
-    seconds = np.array([p.seconds for p in points])
-    model = partial(_times, form, expert_share)
-    parameters, covariance, scatter = _fit(model, places, seconds, _names(form, expert_share))
+    names = names_of(form, expert_share)
+    places, seconds = _arrays(points)
+    descent = _descent(places, seconds, form, expert_share)
+    found = descent.best_of([np.array([start[n] for n in names]) for start in _STARTS])
     return Surface(
         form=form,
         expert_share=expert_share,
-        parameters=tuple(parameters.tolist()),
-        coefficients=_coefficients(form, expert_share, parameters, covariance, places, seconds),
-        residuals=tuple((model(parameters, places)[0] / seconds - 1).tolist()),
-        scatter=scatter,
+        parameters=tuple(found.parameters.tolist()),
+        coefficients=_coefficients(names, descent, found, len(points)),
+        residuals=tuple((times(form, expert_share, found.parameters, places)[0] / seconds - 1).tolist()),
+        scatter=found.scatter,
         held_out_median=None,
         held_out_p90=None,
         ranges=tuple((float(low), float(high)) for low, high in zip(places.min(0), places.max(0), strict=True)),
-        covariance=tuple(tuple(line) for line in covariance.tolist()),
+        covariance=tuple(tuple(line) for line in found.covariance.tolist()),
     )
 
 
-def _names(form: Form, expert_share: float | None) -> tuple[str, ...]:
-    return _NAMES[form] if expert_share is None else (*_NAMES[form], "experts")
+def held_out_errors(points: Sequence[Point], surface: Surface) -> Array:
+    """|predicted / measured − 1| of every point, predicted from the places outside its fold."""
+    places, seconds = _arrays(points)
+    fold = {place: i % _FOLDS for i, place in enumerate(sorted({p.place for p in points}))}
+    folds = np.array([fold[p.place] for p in points])
+    errors = np.empty(len(points))
+    for i in range(_FOLDS):
+        inside = folds == i
+        descent = _descent(places[~inside], seconds[~inside], surface.form, surface.expert_share)
+        found = descent.from_(np.array(surface.parameters) / descent.unit).parameters
+        predicted = times(surface.form, surface.expert_share, found, places[inside])[0]
+        errors[inside] = np.abs(predicted / seconds[inside] - 1)
+    return errors
 
 
-def _features(places: Array, expert_share: float | None) -> dict[str, Array]:
-    """What each coefficient is multiplied with, [points] each."""
-    rows, query, context = places.T
-    found = {"fixed": np.ones(len(places)), "weights": np.ones(len(places))}
-    found |= {"kv": rows * context, "token": rows * query}
-    if expert_share is not None:
-        found["experts"] = 1 - (1 - expert_share) ** (rows * query)
-    return found
+def _arrays(points: Sequence[Point]) -> tuple[Array, Array]:
+    """Places [points, (B, q, ctx)] and seconds [points]."""
+    return np.array([p.place for p in points]), np.array([p.seconds for p in points])
 
 
-def _times(form: Form, expert_share: float | None, parameters: Array, places: Array) -> tuple[Array, Array]:
-    """Seconds [points] at places [points, (B, q, ctx)], and their slopes by the parameters [points, n]."""
-    names, feature = _names(form, expert_share), _features(places, expert_share)
-    slopes = np.stack([feature[n] for n in names], axis=1)
-    if form == "linear":
-        return slopes @ parameters, slopes
-    compute = np.array([n == "token" for n in names])
-    memory = np.array([n not in ("token", "fixed") for n in names])
-    parts = [slopes[:, side] @ parameters[side] for side in (memory, compute)]
-    longer = np.maximum(np.maximum(*parts), 1e-300)
-    corner = sum((part / longer) ** _SHARPNESS for part in parts) ** (1 / _SHARPNESS)  # 1 to 2^(1/s)
-    for side, part in zip((memory, compute), parts, strict=True):
-        slopes[:, side] *= ((part / longer / corner) ** (_SHARPNESS - 1))[:, None]
-    return parameters[0] + longer * corner, slopes
+def _descent(places: Array, seconds: Array, form: Form, expert_share: float | None) -> Descent:
+    unit = typical(places, seconds, names_of(form, expert_share))
+    return Descent(lambda parameters: times(form, expert_share, parameters, places), seconds, unit)
 
 
 def _unidentified(points: Sequence[Point], form: Form, expert_share: float | None) -> str | None:
     """Why the points cannot determine a form, or None."""
-    names = _names(form, expert_share)
+    names = names_of(form, expert_share)
     places = {p.place for p in points}
     if len(places) < len(names) + _SPARE:
         return f"{len(places)} places (B, q, ctx) for {len(names)} coefficients"
-    feature = _features(np.array(sorted(places)), expert_share)
+    feature = features(np.array(sorted(places)), expert_share)
     widths = sorted(feature["token"].tolist())
     different = 1 + sum(b > _SAME * a for a, b in pairwise(widths))
     wanted = _WIDTHS[form] + (expert_share is not None)
@@ -228,92 +213,24 @@ def _unidentified(points: Sequence[Point], form: Form, expert_share: float | Non
     return None
 
 
-def _fit(
-    model: _Model, places: Array, seconds: Array, names: Sequence[str], start: Array | None = None
-) -> tuple[Array, Array, float]:
-    """Parameters [n], their covariance [n, n] and the scatter of the relative residuals.
+def _coefficients(names: Sequence[str], descent: Descent, found: Solution, points: int) -> tuple[Coefficient, ...]:
+    """Values with intervals; None for those that others can stand for.
 
-    Without a `start` the descent begins at several, since the rounded corner has more than one valley.
+    That is so where a coefficient trades against others over more than half of a typical time, and for `fixed` and
+    `weights` where the points are described as well without the one as without the other.
     """
-    from scipy.optimize import least_squares
-
-    unit = _unit(places, seconds, names)
-    target = np.log(seconds)
-
-    def residuals(shares: Array) -> Array:
-        return np.log(np.maximum(model(shares * unit, places)[0], 1e-300)) - target
-
-    def jacobian(shares: Array) -> Array:
-        times, slopes = model(shares * unit, places)
-        return np.asarray(slopes * unit / np.maximum(times, 1e-300)[:, None])
-
-    def solve(start: Array, scale: float) -> Array:
-        found = least_squares(
-            residuals,
-            np.maximum(start, 1e-6),
-            jacobian,
-            bounds=(0, np.inf),
-            loss="soft_l1",
-            f_scale=scale,
-            max_nfev=200,
-        )
-        return np.asarray(found.x)
-
-    if start is None:
-        starts = [np.array([dict(zip(_ORDER, s, strict=True))[n] for n in names]) for s in _STARTS]
-        first = [solve(s, _START_SCALE) for s in starts]
-        rough = min(first, key=lambda x: float(np.sum(np.abs(residuals(x)))))
-    else:
-        rough = start / unit
-    scale = max(_LEAST_SCALE, 2 * 1.4826 * float(np.median(np.abs(residuals(rough)))))
-    shares = solve(rough, scale)
-    # Huber (1981), section 7.6: the covariance of an M-estimate, with ψ of the soft L1 loss.
-    left = residuals(shares)
-    z = (left / scale) ** 2
-    psi, flat = left / np.sqrt(1 + z), float(np.mean((1 + z) ** -1.5))
-    free = max(1, len(left) - len(names))
-    scatter = math.sqrt(float(psi @ psi) / free) / flat
-    slopes = jacobian(shares)
-    covariance = np.linalg.pinv(slopes.T @ slopes, hermitian=True) * scatter**2
-    return shares * unit, covariance * np.outer(unit, unit), scatter
-
-
-_ORDER = ("fixed", "kv", "token", "weights", "experts")
-
-
-def _unit(places: Array, seconds: Array, names: Sequence[str]) -> Array:
-    """For each coefficient the value that alone would make the typical time, so that shares of it are of order 1."""
-    feature = _features(places, 0.5)
-    return np.array([np.median(seconds) / max(float(np.median(feature[n])), 1e-9) for n in names])
-
-
-def held_out_errors(points: Sequence[Point], surface: Surface) -> Array:
-    """|predicted / measured − 1| of every point, predicted from the places outside its fold."""
-    places, seconds = np.array([p.place for p in points]), np.array([p.seconds for p in points])
-    model = partial(_times, surface.form, surface.expert_share)
-    fold = {place: i % _FOLDS for i, place in enumerate(sorted({p.place for p in points}))}
-    folds = np.array([fold[p.place] for p in points])
-    errors = np.empty(len(points))
-    for i in range(_FOLDS):
-        inside = folds == i
-        names = _names(surface.form, surface.expert_share)
-        found = _fit(model, places[~inside], seconds[~inside], names, np.array(surface.parameters))[0]
-        errors[inside] = np.abs(model(found, places[inside])[0] / seconds[inside] - 1)
-    return errors
-
-
-def _coefficients(
-    form: Form, expert_share: float | None, parameters: Array, covariance: Array, places: Array, seconds: Array
-) -> tuple[Coefficient, ...]:
-    """Values with intervals. One that trades against others over more than half of a typical time is not determined."""
-    names = _names(form, expert_share)
-    reach = _student(len(seconds) - len(names)) * np.sqrt(np.maximum(np.diag(covariance), 0.0))
-    loose = reach > 0.5 * _unit(places, seconds, names)
+    student = _student(points - len(names))
+    reach = student * np.sqrt(np.diag(found.covariance))
+    vague = set(np.flatnonzero(reach > 0.5 * descent.unit).tolist())
+    if "weights" in names:
+        pair = (names.index("fixed"), names.index("weights"))
+        if all(descent.can_drop(found, i, student) for i in pair):
+            vague |= set(pair)
     return tuple(
-        Coefficient(n, _UNITS[n], None, None, None, "not identifiable: other coefficients can take its place")
-        if vague
-        else Coefficient(n, _UNITS[n], float(x), max(0.0, float(x - r)), float(x + r))
-        for n, x, r, vague in zip(names, parameters, reach, loose, strict=True)
+        Coefficient(n, UNITS[n], None, None, None, "not identifiable: other coefficients can take its place")
+        if i in vague
+        else Coefficient(n, UNITS[n], float(x), max(0.0, float(x - r)), float(x + r))
+        for i, (n, x, r) in enumerate(zip(names, found.parameters, reach, strict=True))
     )
 
 
