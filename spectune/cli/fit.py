@@ -12,7 +12,7 @@ def fit(
     run: Annotated[Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Fit acceptance curves, predict every cell with two speedup models, and say how wrong they are.
+    """Fit acceptance curves, predict every cell with three speedup models, and say how wrong they are.
 
     The fit is also written to fit.json in the run.
 

@@ -96,6 +96,8 @@ class Decoder:
         self.slots: list[Slot] = []
         self.stop_ids = torch.tensor(sorted(stop.token_ids), dtype=torch.long, device=target.device)
         self.on_round: Callable[[Decoder, RoundTrace], None] | None = None
+        # Sampled chains only: p [B, K + 1, V], q [B, K, V], counts [B], accepted [B].
+        self.on_verdict: Callable[[Tensor, Tensor, Tensor, Tensor], None] | None = None
 
     @torch.inference_mode()
     def decode(
@@ -313,7 +315,10 @@ class Decoder:
         if q is None:
             q = rules.one_hot(tokens, p.shape[-1], p.dtype)
         rule = rules.block if self.rule == "block" else rules.speculative
-        return rule(tokens, counts, p, q, CounterCoins(round_.seeds(p.device), round_.positions(p.device)))
+        verdict = rule(tokens, counts, p, q, CounterCoins(round_.seeds(p.device), round_.positions(p.device)))
+        if self.on_verdict:
+            self.on_verdict(p, q, counts, verdict.accepted)
+        return verdict
 
     def _accept_tree(self, logits: Tensor, draft: Draft, tree: TokenTree, round_: Round) -> tree_rules.TreeVerdict:
         tokens, counts, q = draft.tokens, draft.counts, draft.probabilities

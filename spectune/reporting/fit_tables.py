@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from spectune.reporting import format as form
 from spectune.reporting.grid import cell, grid
+from spectune.speedup.overlap import overlap_check
 from spectune.speedup.positions import Measured
 from spectune.speedup.surface import Surface, SurfaceFit
 from spectune.speedup.waterfall import STEPS
@@ -87,6 +88,19 @@ def latency_lines(summary: Summary) -> Iterator[str]:
     yield from _surface_lines("target", summary.surfaces.target)
     for name, found in summary.surfaces.drafts.items():
         yield from _surface_lines(name, found)
+
+
+def overlap_table(summary: Summary) -> Table | None:
+    """Counted acceptance beside 1 − TV; None where no cell was sampled in a way that allows it."""
+    columns = ("suite", "batch", "draft", "K", "tokens", "counted", "1 − TV", "deviations")
+    table = grid("drafted tokens kept, and the overlap of the distributions", columns, left=("suite", "draft"))
+    for p in summary.profiles:
+        found = overlap_check(p.cell)
+        if found is not None:
+            names = (p.spec.suite, str(p.spec.batch), p.spec.drafter, str(p.spec.k), str(found.tokens))
+            rates = (f"{found.counted:.1%}", f"{found.overlap:.1%}", form.number(found.deviations, 1))
+            table.add_row(*map(cell, (*names, *rates)))
+    return table if table.row_count else None
 
 
 def constant_line(summary: Summary) -> str | None:

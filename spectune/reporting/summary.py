@@ -13,6 +13,7 @@ from spectune.recommending.flags import EngineName, Flags, flags
 from spectune.reporting.row import READINGS, cell_row, failed_row, place
 from spectune.speedup.latency import PlannedK, Surfaces, planned_k, run_surfaces
 from spectune.speedup.models import POOR, Fit, Quality, fit
+from spectune.speedup.overlap import OverlapCheck, overlap_check
 from spectune.speedup.positions import Measured, Positions, acceptance_length, fit_positions
 from spectune.speedup.profile import Profile, profiles
 from spectune.speedup.run import Run, load_run
@@ -155,7 +156,12 @@ def fit_document(summary: Summary) -> dict[str, Any]:
         "latency": asdict(summary.surfaces),
         "planned_k": [asdict(p) for p in summary.planned],
         "predictions": [
-            {**place(p.spec), **asdict(q), "acceptance_length": _measured(acceptance_length(p.cell))}
+            {
+                **place(p.spec),
+                **asdict(q),
+                "acceptance_length": _or_none(acceptance_length(p.cell)),
+                "overlap": _or_none(overlap_check(p.cell)),
+            }
             for p, q in zip(summary.profiles, found.predictions, strict=True)
         ],
         "failed": summary.failed_rows,
@@ -231,7 +237,7 @@ def _advice(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _measured(found: Measured | None) -> dict[str, Any] | None:
+def _or_none(found: Measured | OverlapCheck | None) -> dict[str, Any] | None:
     return None if found is None else asdict(found)
 
 

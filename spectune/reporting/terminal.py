@@ -10,6 +10,7 @@ from spectune.reporting.fit_tables import (
     constant_line,
     curve_table,
     latency_lines,
+    overlap_table,
     planned_table,
     position_table,
     prediction_table,
@@ -66,6 +67,8 @@ def print_fit(summary: Summary, console: Console | None = None) -> None:
         _line(console, constant)
     if summary.positions:
         console.print(position_table(summary))
+    if (overlaps := overlap_table(summary)) is not None:
+        console.print(overlaps)
     _line(console, "latency of one forward")
     for line in latency_lines(summary):
         _line(console, f"  {line}")
