@@ -9,6 +9,7 @@ from spectune.reporting import format as form
 from spectune.reporting.grid import cell, grid
 from spectune.speedup.overlap import overlap_check
 from spectune.speedup.positions import Measured
+from spectune.speedup.precision import sample_plans
 from spectune.speedup.surface import Surface, SurfaceFit
 from spectune.speedup.waterfall import STEPS
 
@@ -88,6 +89,16 @@ def latency_lines(summary: Summary) -> Iterator[str]:
     yield from _surface_lines("target", summary.surfaces.target)
     for name, found in summary.surfaces.drafts.items():
         yield from _surface_lines(name, found)
+
+
+def sample_table(summary: Summary, precision: float) -> Table:
+    columns = ("suite", "batch", "draft", "K", "AL ±", "prompts", "wanted")
+    table = grid(f"prompts for an acceptance length within {precision:.1%}", columns, left=("suite", "draft"))
+    for s in sample_plans([p.cell for p in summary.profiles if p.excluded is None], precision):
+        width = form.MISSING if s.plan.half_width is None else f"{s.plan.half_width:.1%}"
+        names = (s.spec.suite, str(s.spec.batch), s.spec.drafter, str(s.spec.k))
+        table.add_row(*map(cell, (*names, width, str(s.prompts), "enough" if s.plan.enough else str(s.plan.prompts))))
+    return table
 
 
 def overlap_table(summary: Summary) -> Table | None:

@@ -15,6 +15,7 @@ from spectune.speedup.latency import PlannedK, Surfaces, planned_k, run_surfaces
 from spectune.speedup.models import POOR, Fit, Quality, fit
 from spectune.speedup.overlap import OverlapCheck, overlap_check
 from spectune.speedup.positions import Measured, Positions, acceptance_length, fit_positions
+from spectune.speedup.precision import sample_plans
 from spectune.speedup.profile import Profile, profiles
 from spectune.speedup.run import Run, load_run
 from spectune.speedup.uncertainty import LEVEL, RESAMPLES
@@ -137,9 +138,10 @@ def recommendation_document(summary: Summary) -> dict[str, Any]:
     }
 
 
-def fit_document(summary: Summary) -> dict[str, Any]:
-    """What `fit --json` prints and fit.json holds."""
+def fit_document(summary: Summary, *, precision: float | None = None) -> dict[str, Any]:
+    """What `fit --json` prints and fit.json holds; with `precision` the prompts that it takes."""
     found = summary.fit
+    samples = sample_plans([p.cell for p in summary.profiles if p.excluded is None], precision) if precision else ()
     return {
         **_head(summary),
         "models": {
@@ -154,6 +156,7 @@ def fit_document(summary: Summary) -> dict[str, Any]:
         "curves": [asdict(c) for c in found.curves],
         "positions": [asdict(g) for g in summary.positions],
         "latency": asdict(summary.surfaces),
+        "samples": [{**place(s.spec), **asdict(s.plan)} for s in samples],
         "planned_k": [asdict(p) for p in summary.planned],
         "predictions": [
             {

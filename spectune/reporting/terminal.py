@@ -14,6 +14,7 @@ from spectune.reporting.fit_tables import (
     planned_table,
     position_table,
     prediction_table,
+    sample_table,
     waterfall_table,
 )
 from spectune.reporting.grid import cell, grid
@@ -58,8 +59,11 @@ def print_recommendation(summary: Summary, console: Console | None = None) -> No
             _print_flags(own[0], console)
 
 
-def print_fit(summary: Summary, console: Console | None = None) -> None:
-    """Acceptance and latency, the models against each measured cell, and which model is nearer."""
+def print_fit(summary: Summary, console: Console | None = None, *, precision: float | None = None) -> None:
+    """Acceptance and latency, the models against each measured cell, and which model is nearer.
+
+    With `precision` also the prompts that it takes.
+    """
     console = console or _console()
     _print_head(summary, console)
     console.print(curve_table(summary))
@@ -67,6 +71,8 @@ def print_fit(summary: Summary, console: Console | None = None) -> None:
         _line(console, constant)
     if summary.positions:
         console.print(position_table(summary))
+    if precision is not None:
+        console.print(sample_table(summary, precision))
     if (overlaps := overlap_table(summary)) is not None:
         console.print(overlaps)
     _line(console, "latency of one forward")

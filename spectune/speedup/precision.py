@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spectune.errors import UsageError
-from spectune.speedup.positions import Measured
+from spectune.speedup.acceptance import speculative_requests
+from spectune.speedup.positions import Measured, acceptance_length
+from spectune.sweeping.cell import CellResult, CellSpec
 
 _FEWEST = 5  # prompts; a bootstrap over fewer says too little about its own width
 _LARGEST_STEP = 4  # times as many prompts as there are: a width from few prompts is a rough guess
@@ -24,6 +27,15 @@ class SamplePlan:
     enough: bool
     half_width: float | None
     prompts: int
+
+
+@dataclass(frozen=True, slots=True)
+class CellSample:
+    """The plan of one cell, which was measured on so many prompts."""
+
+    spec: CellSpec
+    prompts: int
+    plan: SamplePlan
 
 
 def parse_precision(text: str) -> float:
@@ -44,3 +56,9 @@ def plan_sample(found: Measured | None, prompts: int, precision: float) -> Sampl
         return SamplePlan(True, width, prompts)
     wanted = math.ceil(prompts * (width / precision) ** 2)
     return SamplePlan(False, width, min(max(wanted, prompts + 1), _LARGEST_STEP * prompts))
+
+
+def sample_plans(cells: Sequence[CellResult], precision: float) -> tuple[CellSample, ...]:
+    """The plan of each cell's acceptance length."""
+    counted = [(cell, len({r.prompt_id for r in speculative_requests(cell)})) for cell in cells]
+    return tuple(CellSample(c.spec, n, plan_sample(acceptance_length(c), n, precision)) for c, n in counted)
