@@ -7,11 +7,12 @@ JOBS ?= 2
 # The demo model is converted once; keep the copy beside the environment.
 export SPECTUNE_CACHE ?= $(abspath $(VENV))/cache
 
-.PHONY: help demo methods test test-floor lossless bench lint clean
+.PHONY: help demo methods reference test test-floor lossless bench lint clean
 
 help:
 	@echo "make demo      install, sweep SmolLM2-135M on code, math and creative, recommend, write a report"
 	@echo "make methods   measure every method side by side on SmolLM2 and rewrite reports/methods.md (long)"
+	@echo "make reference  hold published figures against the formulas: reports/reference-figures.md"
 	@echo "make test      install and run the tests"
 	@echo "make test-floor  the adapter's tests on the oldest supported transformers"
 	@echo "make lossless  every drafter, K and batch against transformers' generate, in float32 (long)"
@@ -45,6 +46,10 @@ demo: $(VENV)/demo
 methods: $(VENV)/demo
 	$(BIN)/spectune sweep --config workloads/methods.toml --output runs/methods --resume
 	$(BIN)/python -m spectune.reporting.methods runs/methods --output reports/methods.md
+
+# What the formulas say about published figures.
+reference: $(VENV)/base
+	$(BIN)/python -m spectune.reporting.reference tests/data/reference --output reports/reference-figures.md
 
 test: $(VENV)/test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal

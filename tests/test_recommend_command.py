@@ -156,6 +156,19 @@ def test_fit_says_how_wrong_the_models_are(spectune, run):
     assert models["full"]["rmse"] is not None
 
 
+def test_fit_says_how_many_prompts_a_precision_needs(spectune, run):
+    code, out, _ = spectune("fit", run, "--precision", "2%", "--json")
+    assert code == 0
+    samples = strict_json(out)["samples"]
+    assert len(samples) == 6
+    assert all(s["enough"] and s["prompts"] == 8 and s["half_width"] == 0 for s in samples)  # all prompts are alike
+    _, out, _ = spectune("fit", run, "--precision", "2%")
+    assert "prompts for an acceptance length within 2.0%" in out
+    code, _, err = spectune("fit", run, "--precision", "200%")
+    assert code == 2
+    assert "write for instance 2%" in err
+
+
 def test_fit_of_unidentifiable_data_prints_reasons(spectune, tmp_path):
     run = write_run(tmp_path / "one", [cell(timed=False)])
     code, out, _ = spectune("fit", run, "--json")
@@ -169,11 +182,12 @@ def test_fit_of_unidentifiable_data_prints_reasons(spectune, tmp_path):
 
 @pytest.mark.parametrize("command", ["recommend", "fit", "report"])
 def test_analysis_never_imports_a_model_library(run, command):
+    scipy = set() if command == "fit" else {"scipy"}  # it fits the latency surfaces
     program = (
         "import sys\n"
         "from spectune.cli.app import app\n"
         f"app([{command!r}, {str(run)!r}], standalone_mode=False)\n"
-        "heavy = {'torch', 'transformers', 'triton', 'pandas', 'scipy', 'matplotlib.pyplot'}\n"
+        f"heavy = {{'torch', 'transformers', 'triton', 'pandas', 'matplotlib.pyplot'}} | {scipy!r}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
         "print('matplotlib' in sys.modules)\n"
     )

@@ -10,9 +10,13 @@ import typer
 
 def fit(
     run: Annotated[Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="Say how many prompts make each acceptance length this precise, for instance 2%."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Fit acceptance curves, predict every cell with two speedup models, and say how wrong they are.
+    """Fit acceptance curves, predict every cell with three speedup models, and say how wrong they are.
 
     The fit is also written to fit.json in the run.
 
@@ -21,15 +25,17 @@ def fit(
     from spectune.reporting.store import write_beside_run
     from spectune.reporting.summary import as_json as to_json
     from spectune.reporting.summary import fit_document, summarise
+    from spectune.speedup.precision import parse_precision
     from spectune.speedup.run import find_run
 
+    wanted = None if precision is None else parse_precision(precision)
     path = find_run(run)
     summary = summarise(path)
-    document = to_json(fit_document(summary))
+    document = to_json(fit_document(summary, precision=wanted))
     write_beside_run(path / "fit.json", document + "\n")
     if as_json:
         print(document)
         return
     from spectune.reporting.terminal import print_fit
 
-    print_fit(summary)
+    print_fit(summary, precision=wanted)

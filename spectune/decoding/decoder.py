@@ -29,7 +29,7 @@ from spectune.decoding.random import Stream, pick, uniform
 from spectune.decoding.sampling import History, is_greedy, probabilities
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
-from spectune.decoding.verification import Verified, Verifier
+from spectune.decoding.verification import OnVerdict, Verified, Verifier
 from spectune.engines.engine import Request
 from spectune.errors import UsageError
 from spectune.measuring.clock import RoundClock, make_clock
@@ -106,6 +106,8 @@ class Decoder:
         self.slots: list[Slot] = []
         self.stop_ids = torch.tensor(sorted(stop.token_ids), dtype=torch.long, device=target.device)
         self.on_round: Callable[[Decoder, RoundTrace], None] | None = None
+        # Sampled chains only: p [B, K + 1, V], q [B, K, V], counts [B], accepted [B].
+        self.on_verdict: OnVerdict | None = None  # for chains under speculative sampling; not called by recordings
 
     @torch.inference_mode()
     def decode(
@@ -237,7 +239,7 @@ class Decoder:
     def _verify(self, newest: Tensor, draft: Draft | None, round_: Round) -> Verified:
         """One target forward over the newest tokens [B, 1] and the draft, and the rule."""
         taps = self.drafter.taps if self.drafter else ()
-        return Verifier(self.target, self.store, taps, self.graphs).verify(newest, draft, round_)
+        return Verifier(self.target, self.store, taps, self.graphs, self.on_verdict).verify(newest, draft, round_)
 
     def _round(
         self,

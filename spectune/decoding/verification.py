@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from spectune.decoding.graphs import Graphs
 from spectune.decoding.random import CounterCoins, Stream, pick, uniform
 from spectune.decoding.sampling import probabilities
 from spectune.decoding.tree import TokenTree
+
+OnVerdict = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 
 class Verified(NamedTuple):
@@ -34,12 +37,14 @@ class Verifier:
     Args:
         taps: the target's states that the drafter reads.
         graphs: record the verification, the moving of a tree's path in the cache included; None: call it.
+        on_verdict: hears p, q, counts and what was accepted, where a chain is decided by drawing.
     """
 
     target: CausalModel
     store: KVStore
     taps: tuple[int, ...]
     graphs: Graphs | None = None
+    on_verdict: OnVerdict | None = None
 
     def verify(self, newest: Tensor, draft: Draft | None, round_: Round) -> Verified:
         """Verify a round. newest [B, 1]: the rows' last tokens."""
@@ -87,27 +92,27 @@ class Verifier:
             logits, states = self.target.forward_with_states(ids, step, self.store, self.taps)
         else:
             logits, states = self.target.forward(ids, step, self.store), None
-        verdict = accept(logits, draft, round_)
+        verdict = accept(logits, draft, round_, self.on_verdict)
         summary = torch.cat(
             [_offered(draft), verdict.accepted[:, None], verdict.token[:, None], ids.gather(1, verdict.nodes[:, 1:])], 1
         )
         return Verified(summary, verdict.nodes, states)
 
 
-def accept(logits: Tensor, draft: Draft, round_: Round) -> tree_rules.TreeVerdict:
+def accept(logits: Tensor, draft: Draft, round_: Round, on_verdict: OnVerdict | None = None) -> tree_rules.TreeVerdict:
     """Apply the round's rule. logits [B, K + 1, V]."""
     if draft.tree is not None:
         return _accept_tree(logits, draft, draft.tree, round_)
     if round_.rule == "typical":
         chain = TokenTree.chain(draft.tokens.shape[0], draft.tokens.shape[1], logits.device)
         return _accept_tree(logits, draft, chain, round_)
-    verdict = _accept_chain(round_.history.apply_block(logits, draft.tokens), draft, round_)
+    verdict = _accept_chain(round_.history.apply_block(logits, draft.tokens), draft, round_, on_verdict)
     places = torch.arange(draft.tokens.shape[1] + 1, device=logits.device).expand(logits.shape[0], -1)
     path = places.masked_fill(places > verdict.accepted[:, None], 0)
     return tree_rules.TreeVerdict(verdict.accepted, path, verdict.token)
 
 
-def _accept_chain(logits: Tensor, draft: Draft, round_: Round) -> rules.Verdict:
+def _accept_chain(logits: Tensor, draft: Draft, round_: Round, on_verdict: OnVerdict | None) -> rules.Verdict:
     tokens, counts = draft.tokens, draft.counts
     if round_.rule == "greedy":
         return rules.match(tokens, counts, logits.argmax(-1))
@@ -118,7 +123,10 @@ def _accept_chain(logits: Tensor, draft: Draft, round_: Round) -> rules.Verdict:
     if q is None:
         q = rules.one_hot(tokens, p.shape[-1], p.dtype)
     rule = rules.block if round_.rule == "block" else rules.speculative
-    return rule(tokens, counts, p, q, CounterCoins(round_.seeds(p.device), round_.positions(p.device)))
+    verdict = rule(tokens, counts, p, q, CounterCoins(round_.seeds(p.device), round_.positions(p.device)))
+    if on_verdict:
+        on_verdict(p, q, counts, verdict.accepted)
+    return verdict
 
 
 def _accept_tree(logits: Tensor, draft: Draft, tree: TokenTree, round_: Round) -> tree_rules.TreeVerdict:

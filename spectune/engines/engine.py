@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from spectune.suites.prompt import Suite
-from spectune.sweeping.cell import CellSpec, Difference, ModelInfo, PassResult, Sampling
+from spectune.sweeping.cell import CellSpec, Difference, ModelInfo, OverlapCount, PassResult, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +73,14 @@ class Engine(Protocol):
 
     def release(self) -> None:
         """Give back caches and scratch memory, for instance after an out-of-memory cell."""
+
+
+@runtime_checkable
+class SeesDistributions(Protocol):
+    """An engine that can look at the distributions themselves, beside counting what was accepted."""
+
+    def overlap(self, spec: CellSpec, requests: Sequence[Request]) -> tuple[OverlapCount, ...]:
+        """The overlap 1 − TV(p, q) at each position of the draft, over a few requests, outside the timed passes.
+
+        Empty where it does not decide acceptance: at temperature 0, for trees, and under any rule but `speculative`.
+        """

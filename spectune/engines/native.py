@@ -7,6 +7,7 @@ import hashlib
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -22,6 +23,7 @@ from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
 from spectune.engines.difference import find_difference
 from spectune.engines.engine import Request, Requests
+from spectune.engines.overlap import OverlapCounter
 from spectune.errors import UsageError
 from spectune.suites.prompt import Suite
 from spectune.suites.render import render
@@ -29,12 +31,16 @@ from spectune.sweeping.cell import (
     CellSpec,
     Difference,
     ModelInfo,
+    OverlapCount,
     PassResult,
     RequestResult,
     RoundCount,
     RoundTimes,
     Sampling,
 )
+from spectune.sweeping.drafter_names import drafts_trees
+
+_OVERLAP_REQUESTS, _OVERLAP_TOKENS = 8, 64  # the sample on which 1 − TV is compared with the counts
 
 _MOST_TRIES = 3  # passes begun anew since something was recorded in them
 
@@ -173,6 +179,17 @@ class NativeEngine:
         return find_difference(
             self.loaded.model, request, first, second, width=spec.k + 1, batch=spec.batch, sampling=spec.sampling
         )
+
+    def overlap(self, spec: CellSpec, requests: Sequence[Request]) -> tuple[OverlapCount, ...]:
+        if spec.rule != "speculative" or spec.sampling.greedy or drafts_trees(spec.drafter):
+            return ()
+        counter = OverlapCounter(spec.k)
+        decoder = self._decoder(spec, speculative=True)
+        decoder.on_verdict = counter.add
+        decoder.records = False  # recordings call nobody
+        few = requests[: max(spec.batch, _OVERLAP_REQUESTS)]
+        decoder.decode([replace(r, max_new_tokens=min(r.max_new_tokens, _OVERLAP_TOKENS)) for r in few], spec.batch)
+        return counter.counts()
 
     def _decoder(self, spec: CellSpec, *, speculative: bool) -> Decoder:
         drafter: Drafter | None = self.built(spec.drafter).drafter if speculative else None

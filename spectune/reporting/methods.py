@@ -44,7 +44,7 @@ def table(found: Sequence[Profile]) -> str:
                 *(_speedup(group.get(b)) for b in batches),
             ]
         )
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def training_table(folders: Iterable[Path]) -> str:
@@ -65,7 +65,7 @@ def training_table(folders: Iterable[Path]) -> str:
             ]
         )
     head = ["head", "MB", "tokens seen", "held-out acceptance by position", "overlap 1 − TV", "made by"]
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _groups(found: Sequence[Profile]) -> list[dict[int, Profile]]:
@@ -91,7 +91,8 @@ def _list(values: Sequence[float | None] | None) -> str:
     return ", ".join(map(_number, values)) if values else "—"
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; bars inside cells are escaped."""
     cells: list[Sequence[Any]] = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
 

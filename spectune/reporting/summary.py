@@ -11,17 +11,34 @@ from typing import Any
 from spectune.recommending.choice import Advice, Recommendation, recommend
 from spectune.recommending.flags import EngineName, Flags, flags
 from spectune.reporting.row import READINGS, cell_row, failed_row, place
+from spectune.speedup.latency import PlannedK, Surfaces, planned_k, run_surfaces
 from spectune.speedup.models import POOR, Fit, Quality, fit
+from spectune.speedup.overlap import OverlapCheck, overlap_check
+from spectune.speedup.positions import Measured, Positions, acceptance_length, fit_positions
+from spectune.speedup.precision import sample_plans
 from spectune.speedup.profile import Profile, profiles
 from spectune.speedup.run import Run, load_run
 from spectune.speedup.uncertainty import LEVEL, RESAMPLES
+from spectune.sweeping.cell import CellResult
+from spectune.sweeping.drafter_names import drafts_trees
 from spectune.verifying.record import Audit, read_audits
 from spectune.verifying.stamp import Stamp, stamp, stamps
 
 FORMULAS = {
     "card": "(1 + β·K) / (1 + K·T_d/T_t), β measured at that K",
-    "full": "AL(K)·T_t / (K·T_d + t_verify + t_overhead), AL(K) = 1 + Σ_{i≤K} Π_{j≤i} a·g^(j-1)",
+    "iid": "(1 − α^{K+1}) / ((1 − α)·(1 + K·T_d/T_t)), one α for all K",
+    "full": "AL(K)·T_t / (K·T_d + t_verify + t_overhead), AL(K) = 1 + Σ_{i≤K} Π_{j≤i} a·g^((j-1)^p)",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class PositionGroup:
+    """Acceptance by position of one drafter and rule on one suite, over its K and batches."""
+
+    suite: str
+    drafter: str
+    rule: str
+    found: Positions
 
 
 @dataclass(frozen=True)
@@ -36,6 +53,23 @@ class Summary:
     @cached_property
     def fit(self) -> Fit:
         return fit(self.profiles)  # on first use: `recommend` needs none
+
+    @cached_property
+    def surfaces(self) -> Surfaces:
+        return run_surfaces(self.profiles)
+
+    @cached_property
+    def planned(self) -> tuple[PlannedK, ...]:
+        return tuple(planned_k(c, self.surfaces, self.profiles) for c in self.fit.curves)
+
+    @cached_property
+    def positions(self) -> tuple[PositionGroup, ...]:
+        """Of drafters that draft chains: a tree's depths depend on how wide it is."""
+        groups: dict[tuple[str, str, str], list[CellResult]] = {}
+        for p in self.profiles:
+            if p.excluded is None and not drafts_trees(p.spec.drafter):
+                groups.setdefault((p.spec.suite, p.spec.drafter, p.spec.rule), []).append(p.cell)
+        return tuple(PositionGroup(*name, fit_positions(cells)) for name, cells in groups.items())
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -104,13 +138,15 @@ def recommendation_document(summary: Summary) -> dict[str, Any]:
     }
 
 
-def fit_document(summary: Summary) -> dict[str, Any]:
-    """What `fit --json` prints and fit.json holds."""
+def fit_document(summary: Summary, *, precision: float | None = None) -> dict[str, Any]:
+    """What `fit --json` prints and fit.json holds; with `precision` the prompts that it takes."""
     found = summary.fit
+    samples = sample_plans([p.cell for p in summary.profiles if p.excluded is None], precision) if precision else ()
     return {
         **_head(summary),
         "models": {
             "card": {"formula": FORMULAS["card"], **asdict(found.card)},
+            "iid": {"formula": FORMULAS["iid"], **asdict(found.iid)},
             "full": {"formula": FORMULAS["full"], **asdict(found.full)},
             "held_out": {"what": "full, acceptance fitted without the cell", **asdict(found.held_out)},
         },
@@ -118,8 +154,18 @@ def fit_document(summary: Summary) -> dict[str, Any]:
         "used_by_recommendation": "neither: measured speeds decide",
         "poor_above": POOR,
         "curves": [asdict(c) for c in found.curves],
+        "positions": [asdict(g) for g in summary.positions],
+        "latency": asdict(summary.surfaces),
+        "samples": [{**place(s.spec), **asdict(s.plan)} for s in samples],
+        "planned_k": [asdict(p) for p in summary.planned],
         "predictions": [
-            {**place(p.spec), **asdict(q)} for p, q in zip(summary.profiles, found.predictions, strict=True)
+            {
+                **place(p.spec),
+                **asdict(q),
+                "acceptance_length": _or_none(acceptance_length(p.cell)),
+                "overlap": _or_none(overlap_check(p.cell)),
+            }
+            for p, q in zip(summary.profiles, found.predictions, strict=True)
         ],
         "failed": summary.failed_rows,
     }
@@ -192,6 +238,10 @@ def _advice(advice: Advice) -> dict[str, Any]:
         "ranking": [{**asdict(o.config), **asdict(o.speedup)} for o in advice.ranking],
         "why": list(advice.why),
     }
+
+
+def _or_none(found: Measured | OverlapCheck | None) -> dict[str, Any] | None:
+    return None if found is None else asdict(found)
 
 
 def _stamp(found: Stamp) -> dict[str, Any]:

@@ -6,12 +6,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from spectune.reporting import format as form
+from spectune.reporting.fit_tables import (
+    constant_line,
+    curve_table,
+    latency_lines,
+    overlap_table,
+    planned_table,
+    position_table,
+    prediction_table,
+    sample_table,
+    waterfall_table,
+)
+from spectune.reporting.grid import cell, grid
 from spectune.reporting.summary import Summary, quality_line, verdict_line
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from spectune.recommending.choice import Advice
     from spectune.recommending.flags import Flags
@@ -48,14 +59,32 @@ def print_recommendation(summary: Summary, console: Console | None = None) -> No
             _print_flags(own[0], console)
 
 
-def print_fit(summary: Summary, console: Console | None = None) -> None:
-    """Acceptance curves, both models against each measured cell, and which model is nearer."""
+def print_fit(summary: Summary, console: Console | None = None, *, precision: float | None = None) -> None:
+    """Acceptance and latency, the models against each measured cell, and which model is nearer.
+
+    With `precision` also the prompts that it takes.
+    """
     console = console or _console()
     _print_head(summary, console)
-    console.print(_curve_table(summary))
-    console.print(_prediction_table(summary))
-    _line(console, quality_line("card", summary.fit.card))
-    _line(console, quality_line("full", summary.fit.full))
+    console.print(curve_table(summary))
+    if (constant := constant_line(summary)) is not None:
+        _line(console, constant)
+    if summary.positions:
+        console.print(position_table(summary))
+    if precision is not None:
+        console.print(sample_table(summary, precision))
+    if (overlaps := overlap_table(summary)) is not None:
+        console.print(overlaps)
+    _line(console, "latency of one forward")
+    for line in latency_lines(summary):
+        _line(console, f"  {line}")
+    console.print(prediction_table(summary))
+    if any(q.waterfall.steps for q in summary.fit.predictions):
+        console.print(waterfall_table(summary))
+    if any(p.optimum for p in summary.planned):
+        console.print(planned_table(summary))
+    for name in ("card", "iid", "full"):
+        _line(console, quality_line(name, getattr(summary.fit, name)))
     _line(console, quality_line("full, cell held out", summary.fit.held_out))
     better = summary.fit.better
     _line(
@@ -81,68 +110,17 @@ def _print_head(summary: Summary, console: Console) -> None:
 def _advice_table(title: str, advices: Sequence[Advice], scope: Sequence[str]) -> Table:
     from rich.text import Text
 
-    table = _table(title, (*scope, "use", "speedup (95 %)", "verdict"), left=("suite", "use", "verdict"))
+    table = grid(title, (*scope, "use", "speedup (95 %)", "verdict"), left=("suite", "use", "verdict"))
     for a in advices:
         use = "OFF" if a.choice is None else str(a.choice)
         sped = a.speedup
         table.add_row(
-            *(_cell(str(getattr(a, name))) for name in scope),
-            _cell(use),
-            _cell(form.speedup(sped.value, sped.low, sped.high) if sped else form.MISSING),
+            *(cell(str(getattr(a, name))) for name in scope),
+            cell(use),
+            cell(form.speedup(sped.value, sped.low, sped.high) if sped else form.MISSING),
             Text(a.verdict, style=_COLOURS[a.verdict]),
         )
     return table
-
-
-def _curve_table(summary: Summary) -> Table:
-    columns = ("suite", "batch", "draft", "a", "g", "RMSE", "AL at K")
-    table = _table("acceptance curves: a_j = a·g^(j-1)", columns, left=("suite", "draft", "AL at K"))
-    for c in summary.fit.curves:
-        place = (_cell(c.suite), _cell(str(c.batch)), _cell(c.drafter))
-        if c.curve is None:
-            missing = _cell(form.MISSING)
-            table.add_row(*place, missing, missing, missing, _cell(c.reason or ""))
-            continue
-        lengths = "  ".join(f"{k}: {form.number(c.curve.length_at(k))}" for k in c.ks)
-        values = (c.curve.a, c.curve.g, c.curve.rmse)
-        table.add_row(*place, *(_cell(form.number(v)) for v in values), _cell(lengths))
-    return table
-
-
-def _prediction_table(summary: Summary) -> Table:
-    columns = ("suite", "batch", "draft", "K", "AL", "β@K", "speedup", "card", "full", "t_ovh/T_t")
-    table = _table("speedup: measured and predicted", columns, left=("suite", "draft"))
-    for p, q in zip(summary.profiles, summary.fit.predictions, strict=True):
-        numbers = (
-            form.number(p.acceptance.acceptance_length),
-            form.percent(p.acceptance.acceptance_rate),
-            form.number(q.measured),
-            form.number(q.card),
-            form.number(q.full),
-            form.number(q.overhead_steps),
-        )
-        spec = p.spec
-        names = (spec.suite, str(spec.batch), spec.drafter, str(spec.k))
-        table.add_row(*map(_cell, (*names, *numbers)))
-    return table
-
-
-def _table(title: str, columns: Sequence[str], *, left: Sequence[str]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(Text(column), justify="left" if column in left else "right", overflow="fold")
-    return table
-
-
-def _cell(text: str) -> Text:
-    from rich.text import Text
-
-    # Text, not str: a name may hold [brackets], which are not ours to interpret.
-    return Text(form.visible(text))
 
 
 def _line(console: Console, text: str, style: str = "") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spectune.speedup.acceptance import Acceptance, cell_acceptance, miscounted, speculative_requests
+from spectune.speedup.overlap import overlap_check
 from spectune.speedup.run import Run
 from spectune.speedup.timing import Timing, cell_timing
 from spectune.speedup.uncertainty import Estimate, Rates, cell_rates, estimate
@@ -63,7 +64,13 @@ def profile(cell: CellResult) -> Profile:
     speedup = estimate(rates)
     if excluded:
         speedup = Estimate(None, None, None, "CAN'T TELL", rates.prompts, rates.repeats, excluded)
-    notes = (*cell.warnings, *_lossy(cell.spec), *_notes(counted, timed, rates), *_beyond_possible(counted, speedup))
+    notes = (
+        *cell.warnings,
+        *_lossy(cell.spec),
+        *_overlap(cell),
+        *_notes(counted, timed, rates),
+        *_beyond_possible(counted, speedup),
+    )
     return Profile(cell, counted, timed, rates, speedup, excluded, notes)
 
 
@@ -73,6 +80,16 @@ def _lossy(spec: CellSpec) -> tuple[str, ...]:
     return (
         f"lossy: {spec.rule} acceptance changes what the target would write, so this is not a speedup of the same "
         "output; --rule speculative keeps it",
+    )
+
+
+def _overlap(cell: CellResult) -> tuple[str, ...]:
+    found = overlap_check(cell)
+    if found is None or found.agrees is not False:
+        return ()
+    return (
+        f"overlap: {found.counted:.1%} of {found.tokens} drafted tokens were kept where the overlap 1 − TV of the "
+        f"distributions is {found.overlap:.1%}; run `spectune verify` on this drafter",
     )
 
 

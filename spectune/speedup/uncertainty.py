@@ -86,8 +86,8 @@ def cell_rates(cell: CellResult, *, resamples: int = RESAMPLES) -> Rates:
     reason = _no_interval(plain, speculative, len(prompts))
     if reason:
         return Rates(plain, speculative, None, None, len(prompts), len(repeats), reason)
-    by_prompt = _weights(zlib.crc32(cell.spec.suite.encode()), len(prompts), resamples)
-    by_repeat = _weights(zlib.crc32(cell.key.encode()), len(repeats), resamples)
+    by_prompt = draw_counts(zlib.crc32(cell.spec.suite.encode()), len(prompts), resamples)
+    by_repeat = draw_counts(zlib.crc32(cell.key.encode()), len(repeats), resamples)
     drawn = ((by_prompt @ sums) * by_repeat).sum(axis=2)  # [quantity, resample]
     with np.errstate(divide="ignore", invalid="ignore"):
         plain_draws, speculative_draws = batch * drawn[0] / drawn[1], batch * drawn[2] / drawn[3]
@@ -178,7 +178,7 @@ def _no_interval(plain: float | None, speculative: float | None, prompts: int) -
 
 
 @lru_cache(maxsize=256)
-def _weights(seed: int, n: int, resamples: int) -> Draws:
+def draw_counts(seed: int, n: int, resamples: int) -> Draws:
     """How often each of `n` units is drawn in each resample: [resamples, n]."""
     drawn = np.random.default_rng(seed).multinomial(n, [1 / n] * n, size=resamples)
     return drawn.astype(np.float64)

@@ -194,6 +194,20 @@ class OutputCheck(Record):
     differences: tuple[Difference, ...] = ()
 
 
+class OverlapCount(Record):
+    """How much of p and q overlaps at one position of the draft, beside what was accepted there.
+
+    `overlap` is the sum of 1 − TV(p, q) = Σ_v min(p(v), q(v)) over the `reached` drafted tokens that came up for
+    acceptance, `variance` the sum of overlap·(1 − overlap). `accepted` of them were kept.
+    """
+
+    position: Annotated[int, Field(ge=1)]
+    reached: Count
+    accepted: Count
+    overlap: NonNegative
+    variance: NonNegative
+
+
 class CellResult(Record):
     """A finished cell file. Passes come in pairs: each repeat has one plain and one speculative pass."""
 
@@ -206,6 +220,7 @@ class CellResult(Record):
     passes: Annotated[tuple[PassResult, ...], Field(min_length=2)]
     bandwidth: Bandwidth
     output_check: OutputCheck | None  # None where the rule promises equal laws, not equal tokens
+    overlap: tuple[OverlapCount, ...] = ()  # for speculative sampling in chains, where the engine sees distributions
     warnings: tuple[str, ...] = ()
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
-from spectune.engines.engine import Engine, Request, Requests
+from spectune.engines.engine import Engine, Request, Requests, SeesDistributions
 from spectune.errors import SpectuneError, UsageError
 from spectune.sweeping.cell import Bandwidth, CellResult, CellSpec, OutputCheck, PassResult
 from spectune.sweeping.warning import cell_warnings
@@ -62,6 +62,7 @@ def measure_cell(
         passes=tuple(passes),
         bandwidth=bandwidth,
         output_check=check,
+        overlap=engine.overlap(spec, requests.requests) if isinstance(engine, SeesDistributions) else (),
         warnings=(
             *notes,
             *left_out,
