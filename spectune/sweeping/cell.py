@@ -43,6 +43,10 @@ Rule = Literal["greedy", "speculative", "block", "match", "typical"]
 LOSSY_RULES = frozenset({"typical"})  # the output law is not the target's
 
 
+# Random weights of a given shape, or trained ones with random layers behind them: times are real, text means nothing.
+WeightOrigin = Literal["trained", "random", "grown"]
+
+
 class CellSpec(Record):
     """Everything that changes a cell's result. `key` is its hash.
 
@@ -243,6 +247,8 @@ class ModelInfo(Record):
     max_context: Count
     dtype: str
     device: str
+    weights: WeightOrigin = "trained"
+    activation_bytes_per_token: Count = 0  # of the widest layer; 0: unknown
 
 
 class RunInfo(Record):
