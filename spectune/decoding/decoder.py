@@ -30,6 +30,7 @@ from spectune.decoding.random import CounterCoins, Stream, pick, uniform
 from spectune.decoding.sampling import History, is_greedy, probabilities
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
+from spectune.decoding.synthetic import SyntheticAcceptance
 from spectune.decoding.tree import TokenTree
 from spectune.engines.engine import Request
 from spectune.errors import UsageError
@@ -46,6 +47,7 @@ class DecodeSettings:
     schedule: KSchedule
     rule: Rule = "speculative"
     sampling: Sampling = field(default_factory=Sampling)
+    synthetic: tuple[float, ...] | None = None  # conditional acceptance rates that override the rule's verdict
 
 
 @dataclass(slots=True)
@@ -91,6 +93,7 @@ class Decoder:
         self.rule: Rule = "greedy" if is_greedy(settings.sampling) else settings.rule
         if self.rule == "greedy" and not is_greedy(settings.sampling):
             raise UsageError("the greedy rule needs temperature 0", "choose --rule speculative, block or match")
+        self.synthetic = SyntheticAcceptance(settings.synthetic, target.device) if settings.synthetic else None
         self.store = KVStore(0, 0)
         self.history = History(0, 0, 1.0, target.device)
         self.slots: list[Slot] = []
@@ -288,7 +291,14 @@ class Decoder:
         return trace
 
     def _accept(self, logits: Tensor, draft: Draft | None, round_: Round) -> tree_rules.TreeVerdict:
-        """Apply the rule. logits [B, K + 1, V]."""
+        """Apply the rule, which synthetic acceptance then overrides. logits [B, K + 1, V]."""
+        verdict = self._judge(logits, draft, round_)
+        if self.synthetic is None or draft is None:
+            return verdict
+        return self.synthetic(logits, draft, round_)
+
+    def _judge(self, logits: Tensor, draft: Draft | None, round_: Round) -> tree_rules.TreeVerdict:
+        """What the rule says. logits [B, K + 1, V]."""
         if draft is None:
             none = torch.zeros(logits.shape[0], 0, dtype=torch.long, device=logits.device)
             draft = Draft(none, none.sum(1), None, 0)

@@ -22,6 +22,7 @@ from spectune.decoding.cache import KVStore, Step
 from spectune.decoding.random_weights import fill
 from spectune.decoding.source import Source
 from spectune.errors import UsageError
+from spectune.sweeping.cell import WeightOrigin
 
 PREFIX = "grown:"
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral"})
@@ -83,7 +84,7 @@ def grow(name: str, base: Source, layers: int, epsilon: float) -> Source:
     config.num_hidden_layers = len(stack)
     if getattr(config, "layer_types", None):
         config.layer_types = [*config.layer_types, *[config.layer_types[-1]] * layers]
-    weights = "random" if base.weights == "random" else "grown"
+    weights: WeightOrigin = "random" if base.weights == "random" else "grown"
     digest = f"grown-{base.digest}-{layers}-{epsilon:g}"
     return Source(model.eval().requires_grad_(False), base.tokenizer, digest, weights)
 
@@ -120,4 +121,4 @@ def _renumber(layer: nn.Module, index: int) -> None:
     """The cache knows a layer by its number."""
     for module in layer.modules():
         if hasattr(module, "layer_idx"):
-            module.layer_idx = index
+            module.layer_idx = index  # type: ignore[assignment]

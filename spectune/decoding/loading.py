@@ -284,7 +284,8 @@ def shared_vocabulary(target: Loaded, draft: Loaded) -> int:
         UsageError: the tokenizers differ; names the first differing id.
     """
     width = min(target.model.vocab_size, draft.model.vocab_size)
-    if any(m.tokenizer is None or isinstance(m.tokenizer, HashTokenizer) for m in (target, draft)):
+    tokenizers = [t for t in (target.tokenizer, draft.tokenizer) if t is not None and not isinstance(t, HashTokenizer)]
+    if len(tokenizers) < 2:
         if target.model.vocab_size != draft.model.vocab_size:
             raise UsageError(
                 f"cannot tell whether {draft.info.name!r} uses the tokenizer of {target.info.name!r}: their "
@@ -292,7 +293,7 @@ def shared_vocabulary(target: Loaded, draft: Loaded) -> int:
                 "put the tokenizer files beside both models, or choose shapes of one family",
             )
         return width
-    ours, theirs = ({i: token for token, i in t.get_vocab().items()} for t in (target.tokenizer, draft.tokenizer))
+    ours, theirs = ({i: token for token, i in t.get_vocab().items()} for t in tokenizers)
     for i in sorted(ours.keys() | theirs.keys()):
         if ours.get(i) != theirs.get(i):
             raise UsageError(

@@ -54,8 +54,8 @@ def on_meta(name: str, config: dict[str, Any], dtype: torch.dtype) -> PreTrained
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(settings, dtype=dtype, attn_implementation=ATTENTION)
     except Exception as error:  # whatever a configuration of the user's own makes transformers raise
-        first_line = f"{type(error).__name__}: {error}".split("\n")[0]
-        raise UsageError(f"cannot build {name[:60]!r}: {first_line}", "check the configuration") from error
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(f"cannot build {name[:60]!r}: {message[:200]}", "check the configuration") from error
 
 
 def fill(parameters: Iterable[tuple[str, Tensor]], generator: torch.Generator) -> None:
@@ -93,4 +93,3 @@ def _fill_buffers(name: str, model: PreTrainedModel) -> None:
                 f"{name[:60]!r}: {type(module).__name__} keeps values that random weights cannot replace",
                 "choose a shape of another family",
             )
-

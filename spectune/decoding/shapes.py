@@ -73,10 +73,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     | _sizes(2048, 8192, 16, 32, head_dim=64, tie_word_embeddings=True, rope_parameters=_llama3_rope(32.0)),
     "llama-3.2-3b": _LLAMA
     | _sizes(3072, 8192, 28, 24, head_dim=128, tie_word_embeddings=True, rope_parameters=_llama3_rope(32.0)),
-    "llama-3.1-8b": _LLAMA
-    | _sizes(4096, 14336, 32, 32, tie_word_embeddings=False, rope_parameters=_llama3_rope(8.0)),
-    "llama-3.1-70b": _LLAMA
-    | _sizes(8192, 28672, 80, 64, tie_word_embeddings=False, rope_parameters=_llama3_rope(8.0)),
+    "llama-3.1-8b": _LLAMA | _sizes(4096, 14336, 32, 32, tie_word_embeddings=False, rope_parameters=_llama3_rope(8.0)),
+    "llama-3.1-70b": _LLAMA | _sizes(8192, 28672, 80, 64, tie_word_embeddings=False, rope_parameters=_llama3_rope(8.0)),
     "qwen3-0.6b": _QWEN3 | _sizes(1024, 3072, 28, 16, tie_word_embeddings=True),
     "qwen3-1.7b": _QWEN3 | _sizes(2048, 6144, 28, 16, tie_word_embeddings=True),
     "qwen3-4b": _QWEN3 | _sizes(2560, 9728, 36, 32, tie_word_embeddings=True),
@@ -131,7 +129,9 @@ def _read(name: str, where: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UsageError(f"{name}: {reason}", f"name a file with a configuration, or one of {', '.join(SHAPES)}") from None
+        raise UsageError(
+            f"{name}: {reason}", f"name a file with a configuration, or one of {', '.join(SHAPES)}"
+        ) from None
 
 
 def _short(name: str) -> str:

@@ -163,7 +163,7 @@ class NativeEngine:
 
     def _decoder(self, spec: CellSpec, *, speculative: bool) -> Decoder:
         drafter: Drafter | None = self.built(spec.drafter).drafter if speculative else None
-        settings = DecodeSettings(KSchedule.constant(spec.k), spec.rule, spec.sampling)
+        settings = DecodeSettings(KSchedule.constant(spec.k), spec.rule, spec.sampling, spec.synthetic)
         stop = StopRule(frozenset() if spec.ignore_eos else self.loaded.stop_ids)
         return Decoder(self.loaded.model, drafter, settings, stop)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spectune.sweeping.cell import Reading
 
@@ -35,7 +35,7 @@ def free_memory(device: str) -> int | None:
 class Peak:
     """`reading` is filled in when the watch ends."""
 
-    reading: Reading = Reading(value=None, reason="not measured yet")
+    reading: Reading = field(default_factory=lambda: Reading(value=None, reason="not measured yet"))
 
 
 @contextmanager

@@ -11,7 +11,14 @@ import hashlib
 import json
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 SCHEMA_VERSION = 1
 
@@ -19,6 +26,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 class Record(BaseModel):
@@ -72,6 +80,22 @@ class CellSpec(Record):
     draft_device: str
     engine: str = "native"
     repeats: Annotated[int, Field(ge=1)] = 1
+    # Forced conditional acceptance of positions 1 … k; None: what the models agree on.
+    synthetic: tuple[Rate, ...] | None = None
+
+    @model_validator(mode="after")
+    def _synthetic_covers_k(self) -> CellSpec:
+        if self.synthetic is not None and len(self.synthetic) != self.k:
+            raise ValueError(f"{len(self.synthetic)} synthetic rates for K {self.k}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Left out where it is not used, so that the keys of older runs and audits stay what they were."""
+        settings: dict[str, object] = serialize(self)
+        if self.synthetic is None:
+            del settings["synthetic"]
+        return settings
 
     @property
     def key(self) -> str:

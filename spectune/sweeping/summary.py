@@ -37,6 +37,7 @@ def as_json(outcome: SweepOutcome) -> dict[str, Any]:
             {
                 **_place(r.spec),
                 "key": r.key,
+                **_synthetic(r.spec),
                 **asdict(figures(r)),
                 "output_check": r.output_check.verdict if r.output_check else None,
                 "warnings": list(r.warnings),
@@ -55,7 +56,8 @@ def as_table(outcome: SweepOutcome) -> Table:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD)
-    for column in _COLUMNS:
+    forced = any(spec.synthetic is not None for spec in outcome.plan)
+    for column in (*_COLUMNS[:-1], "synthetic AL" if forced else "AL"):
         is_name = column in ("suite", "draft")
         # Names may take what 80 columns leave; a longer path folds.
         table.add_column(
@@ -113,6 +115,10 @@ def next_command(outcome: SweepOutcome) -> tuple[str, ...]:
 
 def _place(spec: CellSpec) -> dict[str, Any]:
     return {"suite": spec.suite, "batch": spec.batch, "drafter": spec.drafter, "k": spec.k}
+
+
+def _synthetic(spec: CellSpec) -> dict[str, Any]:
+    return {"synthetic": None if spec.synthetic is None else list(spec.synthetic)}
 
 
 def _result_row(result: CellResult) -> list[str]:
