@@ -222,6 +222,28 @@ class OutputCheck(Record):
     differences: tuple[Difference, ...] = ()
 
 
+class MemoryPlan(Record):
+    """Predicted bytes at a cell's peak, by what they are for."""
+
+    weight_bytes: Count
+    kv_bytes: Count
+    logits_bytes: Count
+    layer_bytes: Count
+    graph_bytes: Count = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes + self.logits_bytes + self.layer_bytes + self.graph_bytes
+
+
+class Memory(Record):
+    """What a cell was predicted to hold, and the most that its passes did hold: torch's peak on a GPU, else null."""
+
+    plan: MemoryPlan
+    predicted_bytes: Count
+    measured_bytes: Reading
+
+
 class CellResult(Record):
     """A finished cell file. Passes come in pairs: each repeat has one plain and one speculative pass."""
 
@@ -234,6 +256,7 @@ class CellResult(Record):
     passes: Annotated[tuple[PassResult, ...], Field(min_length=2)]
     bandwidth: Bandwidth
     output_check: OutputCheck | None  # None where the rule promises equal laws, not equal tokens
+    memory: Memory | None = None  # None in files of older versions
     warnings: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -248,13 +271,13 @@ class CellResult(Record):
 
 
 class FailedCell(Record):
-    """Why a cell has no result: `reason` is "oom", "error" or "refused"."""
+    """Why a cell has no result; "infeasible" was predicted not to fit the device's memory, and not tried."""
 
     schema_version: Literal[1] = 1
     key: str
     spec: CellSpec
     failed_at: str
-    reason: Literal["oom", "error", "refused"]
+    reason: Literal["oom", "error", "refused", "infeasible"]
     message: str
 
 

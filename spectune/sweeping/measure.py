@@ -10,7 +10,8 @@ from typing import Literal, Protocol
 
 from spectune.engines.engine import Engine, Request, Requests
 from spectune.errors import SpectuneError, UsageError
-from spectune.sweeping.cell import Bandwidth, CellResult, CellSpec, OutputCheck, PassResult
+from spectune.measuring.device_memory import watch_peak
+from spectune.sweeping.cell import Bandwidth, CellResult, CellSpec, Memory, MemoryPlan, OutputCheck, PassResult
 from spectune.sweeping.warning import cell_warnings
 
 Mode = Literal["plain", "speculative"]
@@ -33,8 +34,9 @@ def measure_cell(
     gauge: Gauge,
     notes: Sequence[str] = (),
     on_tokens: Callable[[int], None] | None = None,
+    memory: MemoryPlan | None = None,
 ) -> CellResult:
-    """All passes of a cell. `notes` become warnings of the cell.
+    """All passes of a cell. `notes` become warnings of the cell, `memory` is kept beside what was measured.
 
     Raises UsageError where no request is left, SpectuneError where an engine's counts contradict each other.
     """
@@ -45,7 +47,7 @@ def measure_cell(
     engine.warm_up(spec, requests.requests)
     warmup_seconds = time.perf_counter() - begin
     passes = []
-    with gauge.watch():
+    with gauge.watch(), watch_peak(spec.device) as peak:
         for order, (repeat, mode) in enumerate(pass_order(spec)):
             done = engine.run_pass(spec, requests.requests, mode=mode, repeat=repeat, order=order, on_tokens=on_tokens)
             check_counts(spec, requests.requests, done)
@@ -62,6 +64,9 @@ def measure_cell(
         passes=tuple(passes),
         bandwidth=bandwidth,
         output_check=check,
+        memory=None
+        if memory is None
+        else Memory(plan=memory, predicted_bytes=memory.total_bytes, measured_bytes=peak.reading),
         warnings=(
             *notes,
             *left_out,

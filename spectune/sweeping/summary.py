@@ -24,7 +24,13 @@ def as_json(outcome: SweepOutcome) -> dict[str, Any]:
     """Everything a script needs: where the run is, how it went, and the headline figures of each cell."""
     if outcome.estimate is not None:
         plan = [{"key": spec.key, **spec.model_dump(mode="json")} for spec in outcome.plan]
-        return {"dry_run": True, **asdict(outcome.estimate), "card": _card(outcome.card), "plan": plan}
+        return {
+            "dry_run": True,
+            **asdict(outcome.estimate),
+            "memory": list(outcome.memory),
+            "card": _card(outcome.card),
+            "plan": plan,
+        }
     return {
         "run": str(outcome.directory),
         "cells": len(outcome.plan),
@@ -80,8 +86,6 @@ def as_text(outcome: SweepOutcome) -> str:
     needs = outcome.estimate
     assert needs is not None
     time = "unknown" if needs.seconds is None else f"at least {duration(needs.seconds)}"
-    memory = _size(needs.weight_bytes + needs.kv_bytes)
-    parts = f"weights {_size(needs.weight_bytes)}, key-value cache of the largest cell {_size(needs.kv_bytes)}"
     return "\n".join(
         (
             *(f"{spec.key}  {describe(spec)}" for spec in outcome.plan),
@@ -89,7 +93,7 @@ def as_text(outcome: SweepOutcome) -> str:
             f"cells   {needs.cells}",
             f"tokens  at most {needs.tokens}",
             f"time    {time}: {needs.assumption}",
-            f"memory  at least {memory}: {parts}",
+            *outcome.memory,
             card_text(outcome.card),
         )
     )
@@ -151,7 +155,3 @@ def _card(card: TheoryCard) -> dict[str, Any]:
         "batches": plain,
         "drafts": [asdict(draft) for draft in card.drafts],
     }
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
