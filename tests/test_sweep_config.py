@@ -116,3 +116,14 @@ def test_the_resume_command_gives_the_same_options(options):
 
 def test_the_command_leaves_defaults_out():
     assert sweep_command(SweepOptions(), Path("r")) == ("spectune", "sweep", "--output", "r")
+
+
+def test_a_grown_pair_makes_the_target_from_the_first_draft():
+    made = settings({"draft": ["shape:smollm2-135m", "ngram"], "grown_pair": "4:0.1"}, None).options
+    assert made.target == "grown:shape:smollm2-135m:4:0.1"
+    for options, message in (
+        ({"grown_pair": "4:0.1"}, "first --draft"),
+        ({"draft": ["d"], "grown_pair": "4:0", "target": "t"}, "makes the target"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            settings(options, None)

@@ -155,3 +155,33 @@ def test_unspecified_sampling_comes_from_the_model():
     model_defaults = Sampling(temperature=0.6, top_k=20, top_p=0.95)
     assert SweepOptions(top_p=0.5).sampling(model_defaults) == Sampling(temperature=0.6, top_k=20, top_p=0.5)
     assert SweepOptions(temperature=0.0).sampling(model_defaults).greedy
+
+
+def test_random_weights_decode_to_the_limit_and_rates_are_cut_to_k():
+    grid = SweepOptions(
+        drafts=("ngram", "eagle3:shape"), suites=("code",), ks=(1, 3), synthetic_acceptance="0.9,0.5,0.1"
+    )
+    drafters = {"ngram": None, "eagle3:shape": model("eagle3:shape")}
+    cells = plan_cells(grid, model("target"), drafters, [suite("code")], sampling=Sampling(), chat_template=None)
+    assert {cell.ignore_eos for cell in cells} == {True}
+    assert {(cell.k, cell.synthetic) for cell in cells} == {(1, (0.9,)), (3, (0.9, 0.5, 0.1))}
+
+
+@pytest.mark.parametrize(
+    ("name", "random"),
+    [
+        ("shape:a", True),
+        ("tree:shape:a", True),
+        ("staged:ngram>shape:a", True),
+        ("eagle3:shape", True),
+        ("grown:shape:a:1:0", True),
+        ("grown:smollm2:1:0", False),
+        ("./shape", False),
+        ("reshape:x", False),
+        ("owner/shape", False),
+    ],
+)
+def test_random_weights_are_known_by_name(name, random):
+    from spectune.sweeping.drafter_names import has_random_weights
+
+    assert has_random_weights(name) is random

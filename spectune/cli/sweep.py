@@ -26,14 +26,28 @@ def sweep(
     context: typer.Context,
     target: Annotated[
         str | None,
-        _option("--target", help="Model folder or hub id (default: smollm2, the demo model).", panel=_MODELS),
+        _option(
+            "--target",
+            help="Model folder or hub id (default: smollm2, the demo model); shape:NAME has random weights of a "
+            "public shape, grown:DRAFT:LAYERS:EPSILON is a draft with further layers.",
+            panel=_MODELS,
+        ),
     ] = None,
     draft: Annotated[
         list[str] | None,
         _option(
             "--draft",
-            help="ngram, early-exit:LAYERS, layer-skip:FIRST-LAST, a model folder or a hub id; "
+            help="ngram, early-exit:LAYERS, layer-skip:FIRST-LAST, a model folder, a hub id or shape:NAME; "
             "repeat to compare (default: ngram).",
+            panel=_MODELS,
+        ),
+    ] = None,
+    grown_pair: Annotated[
+        str | None,
+        _option(
+            "--grown-pair",
+            help="LAYERS:EPSILON: the target is the first --draft with so many further layers, whose output is scaled "
+            "by EPSILON (0: every draft is accepted).",
             panel=_MODELS,
         ),
     ] = None,
@@ -145,10 +159,27 @@ def sweep(
             panel=_DECODING,
         ),
     ] = None,
+    synthetic_acceptance: Annotated[
+        str | None,
+        _option(
+            "--synthetic-acceptance",
+            help="Force acceptance while all work stays real: a length at the largest K, the target's token counted "
+            "(3.2), conditional rates by position (0.8,0.7), or a JSON or CSV file.",
+            panel=_DECODING,
+        ),
+    ] = None,
     seed: Annotated[int | None, _option("--seed", help="Seed of the sampling (default: 0).", panel=_DECODING)] = None,
     peak_bandwidth: Annotated[
         float | None,
         _option("--peak-bandwidth", help="Peak memory bandwidth in GB/s (default: measured).", panel=_RUN),
+    ] = None,
+    memory_fraction: Annotated[
+        float | None,
+        _option(
+            "--memory-fraction",
+            help="Skip cells that are predicted to need more of the device's memory (default: 0.9).",
+            panel=_RUN,
+        ),
     ] = None,
     output: Annotated[
         str | None,

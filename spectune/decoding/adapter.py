@@ -226,7 +226,7 @@ class CausalModel:
         Raises:
             UsageError: a layer number that the model does not have, or nothing left to run.
         """
-        stack = _layer_stack(self.model)
+        stack = layer_stack(self.model)
         wanted = list(layers)
         if not wanted or wanted != sorted(set(wanted)) or wanted[0] < 0 or wanted[-1] >= len(stack):
             raise UsageError(f"layers {wanted} do not fit a model of {len(stack)} layers (0 to {len(stack) - 1})")
@@ -264,7 +264,8 @@ def _shallow(module: nn.Module) -> Any:
     return twin
 
 
-def _layer_stack(model: PreTrainedModel) -> nn.ModuleList:
+def layer_stack(model: PreTrainedModel) -> nn.ModuleList:
+    """The list of decoder layers. Raises UsageError where there is not exactly one plain list."""
     count = model.config.get_text_config().num_hidden_layers
     for child in model.base_model.children():
         if isinstance(child, nn.ModuleList) and len(child) == count:

@@ -29,6 +29,7 @@ from spectune.decoding.random import Stream, pick, uniform
 from spectune.decoding.sampling import History, is_greedy, probabilities
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
+from spectune.decoding.synthetic import SyntheticAcceptance
 from spectune.decoding.verification import OnVerdict, Verified, Verifier
 from spectune.engines.engine import Request
 from spectune.errors import UsageError
@@ -46,6 +47,7 @@ class DecodeSettings:
     rule: Rule = "speculative"
     sampling: Sampling = field(default_factory=Sampling)
     graphs: bool | None = None  # record each round's computations (see `graphs`); None: where the device gains by it
+    synthetic: tuple[float, ...] | None = None  # conditional acceptance rates that override the rule's verdict
 
 
 @dataclass(slots=True)
@@ -101,6 +103,7 @@ class Decoder:
         self.rule: Rule = "greedy" if is_greedy(settings.sampling) else settings.rule
         if self.rule == "greedy" and not is_greedy(settings.sampling):
             raise UsageError("the greedy rule needs temperature 0", "choose --rule speculative, block or match")
+        self.synthetic = SyntheticAcceptance(settings.synthetic, target.device) if settings.synthetic else None
         self.store = KVStore(0, 0)
         self.history = History(0, 0, 1.0, target.device)
         self.slots: list[Slot] = []
@@ -239,7 +242,8 @@ class Decoder:
     def _verify(self, newest: Tensor, draft: Draft | None, round_: Round) -> Verified:
         """One target forward over the newest tokens [B, 1] and the draft, and the rule."""
         taps = self.drafter.taps if self.drafter else ()
-        return Verifier(self.target, self.store, taps, self.graphs, self.on_verdict).verify(newest, draft, round_)
+        verifier = Verifier(self.target, self.store, taps, self.graphs, self.synthetic, self.on_verdict)
+        return verifier.verify(newest, draft, round_)
 
     def _round(
         self,

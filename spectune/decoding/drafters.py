@@ -9,7 +9,8 @@
     sequoia:NAME, specinfer:NAME      trees of a planned shape, children drawn without or with replacement
     staged:A>B                        A drafts for B, B for the target
 
-HEAD is a folder, a hub id, or `demo` for the heads that ship for SmolLM2.
+HEAD is a folder, a hub id, or `demo` for the heads that ship for SmolLM2. Models can be `shape:…` and `grown:…` (see
+`loading`), and eagle, eagle3 and medusa heads `shape`, an untrained one of the target's geometry.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ import torch
 from spectune.decoding.adapter import CausalModel, layer_numbers
 from spectune.decoding.drafter import Drafter
 from spectune.decoding.exit_drafter import exit_drafter
+from spectune.decoding.grown import PREFIX as GROWN
 from spectune.decoding.head_drafters import DEMO, build_head, demo_drafts, head_folder
 from spectune.decoding.layer_skip import skip_of, skipped_model
 from spectune.decoding.loading import Loaded, digest_of, load, shared_vocabulary, weight_bytes_per_step
 from spectune.decoding.model_drafter import ModelDrafter
 from spectune.decoding.ngram import MAX_NGRAM, MIN_NGRAM, NgramDrafter, NgramTreeDrafter
 from spectune.decoding.pruned_drafter import pruned_drafter
+from spectune.decoding.shapes import PREFIX as SHAPE
 from spectune.decoding.staged import stage_names, staged
 from spectune.decoding.tree_calibration import CalibratedShapes
 from spectune.decoding.tree_drafter import Plan, TreeModelDrafter
@@ -200,6 +203,8 @@ def _model(name: str, setting: _Setting) -> BuiltDrafter:
 
 def _pruned_folder(name: str) -> Path | None:
     """Where a pruned draft of our own format lies, if `name` is one."""
+    if name.startswith((SHAPE, GROWN)):
+        return None
     shipped = demo_drafts() / name.removeprefix("smollm2-")
     if name.startswith("smollm2-") and shipped.is_dir():
         return shipped

@@ -15,11 +15,13 @@ from spectune.decoding.eagle_drafter import EagleDrafter, EagleTreeDrafter
 from spectune.decoding.loading import Loaded, digest_of
 from spectune.decoding.mlp_drafter import MlpDrafter
 from spectune.decoding.parallel_drafter import ParallelDrafter
+from spectune.decoding.random_heads import random_head
+from spectune.decoding.shapes import RANDOM_HEAD
 from spectune.errors import UsageError
 from spectune.heads.checkpoint import detect_family, making_head
 from spectune.heads.eagle_layouts import load_eagle
 from spectune.heads.medusa_layouts import load_blockwise, load_medusa, load_mlp
-from spectune.sweeping.cell import ModelInfo
+from spectune.sweeping.cell import ModelInfo, WeightOrigin
 
 DEMO = "demo"
 _HEAD_FILES = [
@@ -72,7 +74,7 @@ def head_folder(kind: str, where: str) -> Path:
 
 
 def build_head(kind: str, where: str, target: Loaded, *, tree: bool, device: torch.device, dtype: torch.dtype) -> Built:
-    """A drafter from a trained head.
+    """A drafter from a trained head, or from an untrained one of the target's geometry where `where` is `shape`.
 
     Args:
         kind: eagle, eagle3, medusa, blockwise or mlp-speculator.
@@ -81,26 +83,39 @@ def build_head(kind: str, where: str, target: Loaded, *, tree: bool, device: tor
     Raises:
         UsageError: no such head, another family than `kind`, or a head for another target.
     """
+    if where == RANDOM_HEAD:
+        digest = f"random-{kind}-{target.info.digest}"
+        return _build(kind, where, random_head(kind, target.model), digest, "random", target, tree, device, dtype)
     folder = head_folder(kind, where)
     with making_head(folder):
-        return _build(kind, where, folder, target, tree, device, dtype)
+        family = detect_family(folder)
+        if family != kind:
+            name = {"exit": f"early-exit:{where}", "causal-lm": where}.get(family, f"{family}:{where}")
+            raise UsageError(f"{where} holds a {family} head, not {kind}", f"write {name}")
+        head = _load(kind, folder, target.model.layers_count)
+        return _build(kind, where, head, digest_of(folder), "trained", target, tree, device, dtype)
 
 
 def _build(
-    kind: str, where: str, folder: Path, target: Loaded, tree: bool, device: torch.device, dtype: torch.dtype
+    kind: str,
+    where: str,
+    head: Any,
+    digest: str,
+    weights: WeightOrigin,
+    target: Loaded,
+    tree: bool,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Built:
-    family = detect_family(folder)
-    if family != kind:
-        name = {"exit": f"early-exit:{where}", "causal-lm": where}.get(family, f"{family}:{where}")
-        raise UsageError(f"{where} holds a {family} head, not {kind}", f"write {name}")
+    """Bind a head to the target and make its drafter."""
     if tree and kind == "mlp-speculator":
         raise UsageError("an MLP speculator drafts chains only", f"write {kind}:{where}")
     layers, vocab = target.model.layers_count, target.model.vocab_size
-    head = _load(kind, folder, layers).to(device, dtype)
+    head = head.to(device, dtype)
     head.bind(target.model.embedding.to(device, dtype), target.model.head_rows().to(device, dtype))
     head.eval().requires_grad_(False)
     # Before the drafter, which may lay out weights of its own.
-    info = head_info(f"{kind}:{where}", folder, head, device, dtype, vocab)
+    info = head_info(f"{kind}:{where}", digest, head, device, dtype, vocab).model_copy(update={"weights": weights})
     if kind in ("eagle", "eagle3"):
         eagle = EagleTreeDrafter if tree else EagleDrafter
         return Built(eagle(head, target_vocab=vocab), info)
@@ -122,7 +137,7 @@ def _load(kind: str, folder: Path, layers: int) -> Any:
             return load_blockwise(folder)
 
 
-def head_info(name: str, folder: Path, head: Any, device: torch.device, dtype: torch.dtype, vocab: int) -> ModelInfo:
+def head_info(name: str, digest: str, head: Any, device: torch.device, dtype: torch.dtype, vocab: int) -> ModelInfo:
     """Facts about a head: what one draft step reads, its own cache, its size."""
     looked_up = {id(p) for module in head.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
     read = sum(p.numel() * p.element_size() for p in head.parameters() if id(p) not in looked_up)
@@ -134,7 +149,7 @@ def head_info(name: str, folder: Path, head: Any, device: torch.device, dtype: t
     layers = config.layers if hasattr(config, "kv_heads") else 0
     return ModelInfo(
         name=name,
-        digest=digest_of(folder),
+        digest=digest,
         parameters=sum(p.numel() for p in head.parameters()),
         weight_bytes_per_step=read // steps + (0 if rows is None else rows.numel() * rows.element_size()),
         kv_bytes_per_token=2 * layers * config.kv_heads * config.head_dim * dtype.itemsize if layers else 0,

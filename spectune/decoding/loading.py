@@ -15,7 +15,13 @@ from transformers.utils import logging as transformers_logging
 from spectune.decoding.adapter import ATTENTION, CausalModel
 from spectune.decoding.cache import KVStore, Step
 from spectune.decoding.demo import DEMO_NAME, demo_folder
+from spectune.decoding.grown import PREFIX as GROWN
+from spectune.decoding.grown import grow, parse_grown
+from spectune.decoding.hash_tokenizer import HashTokenizer
 from spectune.decoding.lean import lean
+from spectune.decoding.random_weights import random_source
+from spectune.decoding.shapes import PREFIX as SHAPE
+from spectune.decoding.source import Source
 from spectune.errors import SpectuneError, UsageError
 from spectune.sweeping.cell import ModelInfo, Sampling
 
@@ -81,17 +87,43 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Loaded:
-    """Load a causal language model from a folder, the hub, or the demo package (`smollm2`).
+    """Load a causal language model from a folder, the hub, or the demo package (`smollm2`), or make one.
+
+    `shape:…` has random weights of a given shape, `grown:…` is a draft with further layers.
 
     Raises:
         UsageError: no such model, not a causal language model, or an architecture the decoder cannot run.
     """
+    source = _source(name, device, dtype, {"revision": revision, "trust_remote_code": trust_remote_code})
+    causal = lean(CausalModel(source.model, device))
+    kv_bytes = _check_decodes(name, causal)
+    return Loaded(
+        model=causal,
+        tokenizer=source.tokenizer,
+        info=_info(name, source, causal, kv_bytes),
+        # Random weights stop at random: an output's length would say nothing.
+        stop_ids=frozenset() if source.weights == "random" else _stop_ids(source.model),
+        defaults=Sampling() if source.weights == "random" else _defaults(source.model),
+    )
+
+
+def _source(name: str, device: torch.device, dtype: torch.dtype, hub: dict[str, Any]) -> Source:
+    if name.startswith(GROWN):
+        wanted = parse_grown(name)
+        return grow(name, _source(wanted.draft, device, dtype, hub), wanted.layers, wanted.epsilon)
+    if name.startswith(SHAPE):
+        source = random_source(name, device=device, dtype=dtype)
+        _refuse_recurrent(name, source.model.config)
+        return source
+    return _pretrained(name, device, dtype, hub)
+
+
+def _pretrained(name: str, device: torch.device, dtype: torch.dtype, hub: dict[str, Any]) -> Source:
     where = str(demo_folder()) if name == DEMO_NAME else name
     if where.startswith((".", "/", "~")):
         where = str(Path(where).expanduser())
         if not Path(where).is_dir():
             raise UsageError(f"no model folder at {name}", "name a folder with config.json, or a hub id")
-    hub: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries say nothing the error will not
@@ -109,15 +141,7 @@ def load(
             f"cannot load {name!r}: {first_line}", "check the name; without a network, name a model folder instead"
         ) from error
     model = model.eval().requires_grad_(False).to(device)
-    causal = lean(CausalModel(model, device))
-    kv_bytes = _check_decodes(name, causal)
-    return Loaded(
-        model=causal,
-        tokenizer=_tokenizer(where, hub),
-        info=_info(name, where, config, model, causal, kv_bytes),
-        stop_ids=_stop_ids(model),
-        defaults=_defaults(model),
-    )
+    return Source(model, _tokenizer(where, hub), digest_of(where, config), "trained")
 
 
 def _tokenizer(where: str, hub: dict[str, Any]) -> Any | None:
@@ -162,19 +186,34 @@ def _check_decodes(name: str, causal: CausalModel) -> int:
     return whole.bytes_per_token()
 
 
-def _info(name: str, where: str, config: Any, model: PreTrainedModel, causal: CausalModel, kv_bytes: int) -> ModelInfo:
+def _info(name: str, source: Source, causal: CausalModel, kv_bytes: int) -> ModelInfo:
     return ModelInfo(
         name=name,
-        digest=digest_of(where, config),
-        parameters=sum(p.numel() for p in model.parameters()),
-        weight_bytes_per_step=weight_bytes_per_step(model),
+        digest=source.digest,
+        parameters=sum(p.numel() for p in source.model.parameters()),
+        weight_bytes_per_step=weight_bytes_per_step(source.model),
         kv_bytes_per_token=kv_bytes,
         layers=causal.config.num_hidden_layers,
         vocab_size=causal.vocab_size,
         max_context=causal.max_context,
         dtype=str(causal.model.dtype).removeprefix("torch."),
         device=str(causal.device),
+        weights=source.weights,
+        activation_bytes_per_token=activation_bytes_per_token(causal),
     )
+
+
+def activation_bytes_per_token(causal: CausalModel) -> int:
+    """Bytes that the widest point of a layer holds for one token: what enters the MLP, and its inner values.
+
+    Of a mixture of experts only the chosen experts count.
+    """
+    config = causal.config
+    inner = getattr(config, "intermediate_size", None) or 4 * causal.hidden_size
+    if chosen := getattr(config, "num_experts_per_tok", None):
+        inner = chosen * (getattr(config, "moe_intermediate_size", None) or inner)
+    # Residual, normalised and output; gate and up as one product, the activation, and their product.
+    return int((3 * causal.hidden_size + 4 * inner) * causal.model.dtype.itemsize)
 
 
 def weight_bytes_per_step(model: PreTrainedModel) -> int:
@@ -245,14 +284,16 @@ def shared_vocabulary(target: Loaded, draft: Loaded) -> int:
         UsageError: the tokenizers differ; names the first differing id.
     """
     width = min(target.model.vocab_size, draft.model.vocab_size)
-    if target.tokenizer is None or draft.tokenizer is None:
+    tokenizers = [t for t in (target.tokenizer, draft.tokenizer) if t is not None and not isinstance(t, HashTokenizer)]
+    if len(tokenizers) < 2:
         if target.model.vocab_size != draft.model.vocab_size:
             raise UsageError(
-                f"cannot tell whether {draft.info.name!r} uses the tokenizer of {target.info.name!r}",
-                "put the tokenizer files beside both models",
+                f"cannot tell whether {draft.info.name!r} uses the tokenizer of {target.info.name!r}: their "
+                f"vocabularies have {draft.model.vocab_size} and {target.model.vocab_size} tokens",
+                "put the tokenizer files beside both models, or choose shapes of one family",
             )
         return width
-    ours, theirs = ({i: token for token, i in t.get_vocab().items()} for t in (target.tokenizer, draft.tokenizer))
+    ours, theirs = ({i: token for token, i in t.get_vocab().items()} for t in tokenizers)
     for i in sorted(ours.keys() | theirs.keys()):
         if ours.get(i) != theirs.get(i):
             raise UsageError(

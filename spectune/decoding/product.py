@@ -34,11 +34,19 @@ class Product:
 
     @classmethod
     def of(cls, *modules: nn.Linear) -> Product:
-        """One product for modules that share their input."""
+        """One product for modules that share their input.
+
+        Where the weight keeps its layout, the modules become views of the product's: nothing is held twice.
+        """
         if len(modules) == 1:
             return cls(modules[0].weight, modules[0].bias)
         bias = None if modules[0].bias is None else torch.cat([m.bias for m in modules])
-        return cls(torch.cat([m.weight for m in modules]), bias)
+        product = cls(torch.cat([m.weight for m in modules]), bias)
+        if not product.is_packed:
+            parts = product.weight.split([m.weight.shape[0] for m in modules])
+            for module, part in zip(modules, parts, strict=True):
+                module.weight = nn.Parameter(part, requires_grad=False)
+        return product
 
 
 def _pack(weight: Tensor) -> Tensor | None:

@@ -23,6 +23,7 @@ class Stream(IntEnum):
     ACCEPT = 2  # whether a drafted token is kept
     TARGET = 3  # which token is drawn from the target, or from what is left of it after a rejection
     STAGE = 4  # a seed of its own for each inner round of a staged drafter
+    SYNTHETIC = 5  # whether a drafted token is kept where acceptance is synthetic
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:

@@ -17,6 +17,7 @@ from spectune.decoding.drafter import Draft, Round
 from spectune.decoding.graphs import Graphs
 from spectune.decoding.random import CounterCoins, Stream, pick, uniform
 from spectune.decoding.sampling import probabilities
+from spectune.decoding.synthetic import SyntheticAcceptance
 from spectune.decoding.tree import TokenTree
 
 OnVerdict = Callable[[Tensor, Tensor, Tensor, Tensor], None]
@@ -37,6 +38,7 @@ class Verifier:
     Args:
         taps: the target's states that the drafter reads.
         graphs: record the verification, the moving of a tree's path in the cache included; None: call it.
+        synthetic: overrides the rule's verdict on whatever was drafted.
         on_verdict: hears p, q, counts and what was accepted, where a chain is decided by drawing.
     """
 
@@ -44,6 +46,7 @@ class Verifier:
     store: KVStore
     taps: tuple[int, ...]
     graphs: Graphs | None = None
+    synthetic: SyntheticAcceptance | None = None
     on_verdict: OnVerdict | None = None
 
     def verify(self, newest: Tensor, draft: Draft | None, round_: Round) -> Verified:
@@ -93,6 +96,8 @@ class Verifier:
         else:
             logits, states = self.target.forward(ids, step, self.store), None
         verdict = accept(logits, draft, round_, self.on_verdict)
+        if self.synthetic is not None and draft.tokens.shape[1] > 0:
+            verdict = self.synthetic(logits, draft, round_)
         summary = torch.cat(
             [_offered(draft), verdict.accepted[:, None], verdict.token[:, None], ids.gather(1, verdict.nodes[:, 1:])], 1
         )

@@ -193,7 +193,9 @@ class NativeEngine:
 
     def _decoder(self, spec: CellSpec, *, speculative: bool) -> Decoder:
         drafter: Drafter | None = self.built(spec.drafter).drafter if speculative else None
-        settings = DecodeSettings(KSchedule.constant(spec.k), spec.rule, spec.sampling, graphs=self.records)
+        settings = DecodeSettings(
+            KSchedule.constant(spec.k), spec.rule, spec.sampling, graphs=self.records, synthetic=spec.synthetic
+        )
         stop = StopRule(frozenset() if spec.ignore_eos else self.loaded.stop_ids)
         return Decoder(self.loaded.model, drafter, settings, stop, self._graphs(spec))
 

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 from spectune.speedup.profile import Config
 from spectune.sweeping.cell import LOSSY_RULES
+from spectune.sweeping.drafter_names import has_random_weights
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
@@ -61,6 +62,10 @@ def _own_notes(choice: Config) -> tuple[str, ...]:
     notes = []
     if choice.rule in LOSSY_RULES:
         notes.append(f"Measured with {choice.rule} acceptance, which changes the output; here acceptance is exact.")
+    if choice.synthetic is not None:
+        notes.append("Measured with synthetic acceptance: real acceptance must be measured before this is worth using.")
+    if has_random_weights(choice.drafter):
+        notes.append("The draft had random weights of its shape: name a trained one of that shape.")
     if _is_shipped(choice.drafter):
         notes.append("The drafts that ship with spectune are packed: `spectune train` makes one that engines can load.")
     return tuple(notes)

@@ -78,7 +78,9 @@ def _numbers(members: Sequence[Profile]) -> list[str]:
     length = span(lambda p: p.acceptance.acceptance_length)
     drafted = span(lambda p: p.acceptance.drafted_per_round)
     if length and drafted:
-        sentences.append(f"Acceptance length {length} (bonus included) at {drafted} drafted tokens per round.")
+        forced = any(p.spec.synthetic is not None for p in members)
+        name = "Synthetic acceptance length" if forced else "Acceptance length"
+        sentences.append(f"{name} {length} (bonus included) at {drafted} drafted tokens per round.")
     cost = span(lambda p: p.timing.cost_ratio)
     if cost:
         sentences.append(f"A draft step costs {cost} of a target step (T_d/T_t).")

@@ -104,9 +104,11 @@ def _by_position(profiles: Sequence[Profile]) -> Figure:
         _whole_numbers(axes, range(1, longest + 1))
         axes.set_xlabel("position in the draft")
 
+    forced = any(p.spec.synthetic is not None for p in profiles)
+    what, how = ("Synthetic acceptance", "Forced, not measured; shown") if forced else ("Acceptance", "Measured")
     return Figure(
-        "Acceptance by position: how often a drafted token is kept, given that all before it were. "
-        "Measured at each drafter's largest K and its smallest batch there.",
+        f"{what} by position: how often a drafted token is kept, given that all before it were. "
+        f"{how} at each drafter's largest K and its smallest batch there.",
         _svg("p", suites, panel, "conditional acceptance"),
     )
 

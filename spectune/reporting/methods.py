@@ -38,7 +38,7 @@ def table(found: Sequence[Profile]) -> str:
                 f"`{first.spec.drafter}`",
                 str(first.spec.k),
                 first.spec.suite,
-                _number(counted.acceptance_length),
+                _number(counted.acceptance_length) + (" (synthetic)" if first.spec.synthetic else ""),
                 ", ".join(_number(a) for a in counted.joint_acceptance[:_POSITIONS] if a is not None),
                 _number(cost),
                 *(_speedup(group.get(b)) for b in batches),

@@ -103,6 +103,7 @@ def place(spec: CellSpec) -> dict[str, Any]:
         "drafter": spec.drafter,
         "rule": spec.rule,
         "k": spec.k,
+        "synthetic": spec.synthetic is not None,
     }
 
 

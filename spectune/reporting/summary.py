@@ -19,8 +19,9 @@ from spectune.speedup.precision import sample_plans
 from spectune.speedup.profile import Profile, profiles
 from spectune.speedup.run import Run, load_run
 from spectune.speedup.uncertainty import LEVEL, RESAMPLES
-from spectune.sweeping.cell import CellResult
+from spectune.sweeping.cell import CellResult, RunInfo
 from spectune.sweeping.drafter_names import drafts_trees
+from spectune.sweeping.synthetic import expected_length
 from spectune.verifying.record import Audit, read_audits
 from spectune.verifying.stamp import Stamp, stamp, stamps
 
@@ -82,6 +83,11 @@ class Summary:
         return stamps(self.run.info.plan, self.audits, self.run.path)
 
     @property
+    def caveats(self) -> tuple[str, ...]:
+        """What a reader must know before any number: what was forced, and what had random weights."""
+        return caveats(self.run.info)
+
+    @property
     def choice_stamp(self) -> Stamp | None:
         """The same for the overall choice, at its K alone; None where that is OFF."""
         choice = self.recommendation.overall.choice
@@ -91,6 +97,24 @@ class Summary:
     @property
     def failed_rows(self) -> list[dict[str, Any]]:
         return [failed_row(f) for f in self.run.failed]
+
+
+def caveats(info: RunInfo) -> tuple[str, ...]:
+    """A line for synthetic acceptance, and one for weights that nobody trained."""
+    found = []
+    forced = [spec.synthetic for spec in info.plan if spec.synthetic is not None]
+    if forced:
+        rates = max(forced, key=len)
+        found.append(
+            f"SYNTHETIC ACCEPTANCE: forced to a length of {expected_length(rates):.2f} at depth {len(rates)}, "
+            "not measured; times and speedups hold for drafts that are accepted that often."
+        )
+    models = [info.target, *(m for m in info.drafters.values() if m is not None)]
+    if untrained := [m.name for m in models if m.weights == "random"]:
+        found.append(f"RANDOM WEIGHTS: {', '.join(untrained)}: only times mean anything, texts do not.")
+    if info.target.weights == "grown":
+        found.append(f"GROWN TARGET: {info.target.name} is a draft with random layers behind it, not a trained model.")
+    return tuple(found)
 
 
 def summarise(path: Path, *, engine: EngineName | None = None, allow_empty: bool = False) -> Summary:
@@ -215,6 +239,7 @@ def _head(summary: Summary) -> dict[str, Any]:
         "schema_version": 1,
         "run": info.name,
         "target": info.target.name,
+        "caveats": list(summary.caveats),
         "spectune_version": info.spectune_version,
         "cells": {
             "planned": len(info.plan),

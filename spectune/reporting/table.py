@@ -28,7 +28,7 @@ _WHOLE = (
     "bytes_per_plain_step",
     "bytes_per_round",
 )
-_YES_NO = ("full_occupancy",)
+_YES_NO = ("synthetic", "full_occupancy")
 
 
 def export(summary: Summary, path: Path) -> bytes:

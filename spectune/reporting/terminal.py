@@ -105,6 +105,8 @@ def _print_head(summary: Summary, console: Console) -> None:
     failed = f", {len(run.failed)} failed" if run.failed else ""
     cells = f"{len(run.cells)} of {len(run.info.plan)} cells finished{failed}"
     _line(console, f"{run.info.name}: {run.info.target.name}, {cells}", "dim")
+    for caveat in summary.caveats:
+        _line(console, caveat, "bold yellow")
 
 
 def _advice_table(title: str, advices: Sequence[Advice], scope: Sequence[str]) -> Table:

@@ -22,10 +22,12 @@ class Config:
     drafter: str
     rule: str
     k: int
+    synthetic: tuple[float, ...] | None = None  # forced conditional acceptance by position
 
     def __str__(self) -> str:
         lossy = f", {self.rule} acceptance (lossy)" if self.rule in LOSSY_RULES else ""
-        return f"{self.drafter}, K {self.k}{lossy}"
+        synthetic = "" if self.synthetic is None else ", synthetic acceptance"
+        return f"{self.drafter}, K {self.k}{lossy}{synthetic}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Profile:
 
     @property
     def config(self) -> Config:
-        return Config(self.spec.drafter, self.spec.rule, self.spec.k)
+        return Config(self.spec.drafter, self.spec.rule, self.spec.k, self.spec.synthetic)
 
 
 def profiles(run: Run) -> tuple[Profile, ...]:

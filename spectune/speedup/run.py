@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from spectune.errors import CannotJudge, UsageError
 from spectune.sweeping.cell import SCHEMA_VERSION, CellResult, CellSpec, FailedCell, Record, RunInfo
+from spectune.sweeping.synthetic import one_setting
 
 RUN_FILE = "run.json"
 CELLS = "cells"
@@ -32,6 +33,7 @@ _AXES = {
     "k",
     "batch",
     "rule",
+    "synthetic",  # its rates are checked apart
     "repeats",
 }
 _Record = TypeVar("_Record", bound=Record)
@@ -142,6 +144,8 @@ def _keyed(path: Path, cell: _Cell, suffix: str) -> _Cell:
 
 def _check_comparable(specs: Iterable[CellSpec]) -> None:
     specs = list(specs)
+    if not one_setting(spec.synthetic for spec in specs):
+        raise UsageError("the cells differ in synthetic acceptance", "keep one setting to a run")
     for name in CellSpec.model_fields:
         values = list(dict.fromkeys(str(getattr(spec, name)) for spec in specs))
         if name not in _AXES and len(values) > 1:

@@ -11,7 +11,14 @@ import hashlib
 import json
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 SCHEMA_VERSION = 1
 
@@ -19,6 +26,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 class Record(BaseModel):
@@ -41,6 +49,10 @@ class Sampling(Record):
 
 Rule = Literal["greedy", "speculative", "block", "match", "typical"]
 LOSSY_RULES = frozenset({"typical"})  # the output law is not the target's
+
+
+# Random weights of a given shape, or trained ones with random layers behind them: times are real, text means nothing.
+WeightOrigin = Literal["trained", "random", "grown"]
 
 
 class CellSpec(Record):
@@ -68,6 +80,22 @@ class CellSpec(Record):
     draft_device: str
     engine: str = "native"
     repeats: Annotated[int, Field(ge=1)] = 1
+    # Forced conditional acceptance of positions 1 … k; None: what the models agree on.
+    synthetic: tuple[Rate, ...] | None = None
+
+    @model_validator(mode="after")
+    def _synthetic_covers_k(self) -> CellSpec:
+        if self.synthetic is not None and len(self.synthetic) != self.k:
+            raise ValueError(f"{len(self.synthetic)} synthetic rates for K {self.k}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Left out where it is not used, so that the keys of older runs and audits stay what they were."""
+        settings: dict[str, object] = serialize(self)
+        if self.synthetic is None:
+            del settings["synthetic"]
+        return settings
 
     @property
     def key(self) -> str:
@@ -208,6 +236,28 @@ class OverlapCount(Record):
     variance: NonNegative
 
 
+class MemoryPlan(Record):
+    """Predicted bytes at a cell's peak, by what they are for."""
+
+    weight_bytes: Count
+    kv_bytes: Count
+    logits_bytes: Count
+    layer_bytes: Count
+    graph_bytes: Count = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes + self.logits_bytes + self.layer_bytes + self.graph_bytes
+
+
+class Memory(Record):
+    """What a cell was predicted to hold, and the most that its passes did hold: torch's peak on a GPU, else null."""
+
+    plan: MemoryPlan
+    predicted_bytes: Count
+    measured_bytes: Reading
+
+
 class CellResult(Record):
     """A finished cell file. Passes come in pairs: each repeat has one plain and one speculative pass."""
 
@@ -221,6 +271,7 @@ class CellResult(Record):
     bandwidth: Bandwidth
     output_check: OutputCheck | None  # None where the rule promises equal laws, not equal tokens
     overlap: tuple[OverlapCount, ...] = ()  # for speculative sampling in chains, where the engine sees distributions
+    memory: Memory | None = None  # None in files of older versions
     warnings: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -235,13 +286,13 @@ class CellResult(Record):
 
 
 class FailedCell(Record):
-    """Why a cell has no result: `reason` is "oom", "error" or "refused"."""
+    """Why a cell has no result; "infeasible" was predicted not to fit the device's memory, and not tried."""
 
     schema_version: Literal[1] = 1
     key: str
     spec: CellSpec
     failed_at: str
-    reason: Literal["oom", "error", "refused"]
+    reason: Literal["oom", "error", "refused", "infeasible"]
     message: str
 
 
@@ -258,6 +309,8 @@ class ModelInfo(Record):
     max_context: Count
     dtype: str
     device: str
+    weights: WeightOrigin = "trained"
+    activation_bytes_per_token: Count = 0  # of the widest layer; 0: unknown
 
 
 class RunInfo(Record):

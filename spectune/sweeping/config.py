@@ -22,6 +22,7 @@ class Settings:
     """Everything that `spectune sweep` can be told."""
 
     options: SweepOptions
+    grown_pair: str | None = None
     output: str | None = None
     resume: bool = False
     allow_env_mismatch: bool = False
@@ -43,9 +44,20 @@ def settings(command_line: Mapping[str, Any], config: Path | None) -> Settings:
         if value not in (None, [], ()):
             merged[key] = _convert(value, kinds[key], "--" + key.replace("_", "-"))
     names = option_names()
+    if "grown_pair" in merged:
+        merged["target"] = _grown_target(merged)
     options = SweepOptions(**{name: merged[key] for name, key in names.items() if key in merged})
     rest = {key: value for key, value in merged.items() if key not in names.values()}
     return Settings(options, **rest)
+
+
+def _grown_target(merged: Mapping[str, Any]) -> str:
+    """The target that `grown_pair` asks for: the first draft with further layers."""
+    if "target" in merged:
+        raise UsageError("--grown-pair makes the target", "leave --target out")
+    if not merged.get("draft"):
+        raise UsageError("--grown-pair grows the target from the first --draft", "name a draft model with --draft")
+    return f"grown:{merged['draft'][0]}:{merged['grown_pair']}"
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from spectune.errors import UsageError
 from spectune.sweeping.cell import Rule
 
@@ -16,6 +18,11 @@ def drafts_trees(name: str) -> bool:
 def drafts_at_once(name: str) -> bool:
     """Whether all tokens of a round come from one step, whatever K is."""
     return name.partition(":")[0] in _AT_ONCE
+
+
+def has_random_weights(name: str) -> bool:
+    """Whether a model or drafter of this name has random weights somewhere: `shape:…`, `eagle3:shape`, …"""
+    return "shape" in re.split("[:>]", name.partition("{")[0])
 
 
 def refuse_block(name: str, rule: Rule) -> None:

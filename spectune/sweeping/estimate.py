@@ -11,8 +11,7 @@ from spectune.engines.engine import Request
 from spectune.measuring.bytes_model import TheoryCard
 from spectune.suites.prompt import Suite
 from spectune.sweeping.cell import CellSpec, ModelInfo
-
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # per parameter
+from spectune.sweeping.memory import BYTES, is_part_of
 
 
 def planned_tokens(spec: CellSpec, suite: Suite) -> int:
@@ -74,13 +73,13 @@ def estimate(
             seconds += count / ceiling.value
         else:
             reasons.append(ceiling.reason)
-    models = [target, *(d for d in drafters.values() if d is not None and not _is_part_of(target, d))]
+    models = [target, *(d for d in drafters.values() if d is not None and not is_part_of(target, d))]
     return Estimate(
         cells=len(plan),
         tokens=sum(tokens),
         seconds=None if reasons else seconds,
         assumption=str(reasons[0]) if reasons else _ASSUMPTION,
-        weight_bytes=sum(model.parameters * _BYTES.get(model.dtype, 4) for model in models),
+        weight_bytes=sum(model.parameters * BYTES.get(model.dtype, 4) for model in models),
         kv_bytes=max(_kv_bytes(spec, requests[spec.suite], target, drafters[spec.drafter]) for spec in plan),
     )
 
@@ -96,14 +95,9 @@ _ASSUMPTION = (
 )
 
 
-def _is_part_of(target: ModelInfo, drafter: ModelInfo) -> bool:
-    """Whether the drafter is some of the target's layers: it shares their weights and cache."""
-    return drafter.digest.startswith(f"{target.digest}/")
-
-
 def _kv_bytes(spec: CellSpec, requests: Sequence[Request], target: ModelInfo, drafter: ModelInfo | None) -> int:
     longest = max(len(r.token_ids) + r.max_new_tokens for r in requests) + spec.k
     per_token = target.kv_bytes_per_token
-    if drafter is not None and not _is_part_of(target, drafter):
+    if drafter is not None and not is_part_of(target, drafter):
         per_token += drafter.kv_bytes_per_token
     return spec.batch * longest * per_token

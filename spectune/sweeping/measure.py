@@ -10,7 +10,8 @@ from typing import Literal, Protocol
 
 from spectune.engines.engine import Engine, Request, Requests, SeesDistributions
 from spectune.errors import SpectuneError, UsageError
-from spectune.sweeping.cell import Bandwidth, CellResult, CellSpec, OutputCheck, PassResult
+from spectune.measuring.device_memory import watch_peak
+from spectune.sweeping.cell import Bandwidth, CellResult, CellSpec, Memory, MemoryPlan, OutputCheck, PassResult
 from spectune.sweeping.warning import cell_warnings
 
 Mode = Literal["plain", "speculative"]
@@ -33,8 +34,9 @@ def measure_cell(
     gauge: Gauge,
     notes: Sequence[str] = (),
     on_tokens: Callable[[int], None] | None = None,
+    memory: MemoryPlan | None = None,
 ) -> CellResult:
-    """All passes of a cell. `notes` become warnings of the cell.
+    """All passes of a cell. `notes` become warnings of the cell, `memory` is kept beside what was measured.
 
     Raises UsageError where no request is left, SpectuneError where an engine's counts contradict each other.
     """
@@ -45,7 +47,7 @@ def measure_cell(
     engine.warm_up(spec, requests.requests)
     warmup_seconds = time.perf_counter() - begin
     passes = []
-    with gauge.watch():
+    with gauge.watch(), watch_peak(spec.device) as peak:
         for order, (repeat, mode) in enumerate(pass_order(spec)):
             done = engine.run_pass(spec, requests.requests, mode=mode, repeat=repeat, order=order, on_tokens=on_tokens)
             check_counts(spec, requests.requests, done)
@@ -63,6 +65,9 @@ def measure_cell(
         bandwidth=bandwidth,
         output_check=check,
         overlap=engine.overlap(spec, requests.requests) if isinstance(engine, SeesDistributions) else (),
+        memory=None
+        if memory is None
+        else Memory(plan=memory, predicted_bytes=memory.total_bytes, measured_bytes=peak.reading),
         warnings=(
             *notes,
             *left_out,
@@ -85,7 +90,7 @@ def output_check(
     engine: Engine, spec: CellSpec, requests: Sequence[Request], passes: Sequence[PassResult]
 ) -> OutputCheck | None:
     """Compare every request's output over all passes. None where the rule does not promise equal tokens."""
-    if spec.rule not in ("greedy", "match"):
+    if spec.rule not in ("greedy", "match") or spec.synthetic is not None:
         return None
     digests: dict[str, list[str]] = {request.id: [] for request in requests}
     for done in passes:

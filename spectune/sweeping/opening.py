@@ -9,9 +9,10 @@ from spectune.errors import UsageError
 from spectune.measuring.fingerprint import fingerprint_id
 from spectune.sweeping.cell import CellSpec, RunInfo
 from spectune.sweeping.rundir import RunDirectory
+from spectune.sweeping.synthetic import one_setting
 
 # What a run may have many of. All else is one for the whole run, or its cells could not be compared.
-_AXES = {"suite", "suite_digest", "drafter", "drafter_digest", "draft_device", "k", "batch"}
+_AXES = {"suite", "suite_digest", "drafter", "drafter_digest", "draft_device", "k", "batch", "synthetic"}
 
 
 def default_path(target: str, now: datetime | None = None) -> Path:
@@ -78,6 +79,7 @@ def plan_differences(there: tuple[CellSpec, ...], asked: tuple[CellSpec, ...]) -
         for name in old
         if name not in _AXES and old[name] != new[name]
     ]
+    changed += _synthetic_differences(there, asked)
     for what, digests in (
         ("suite {} has other prompts", lambda s: (s.suite, s.suite_digest)),
         ("draft {} has other weights", lambda s: (s.drafter, s.drafter_digest)),
@@ -87,6 +89,14 @@ def plan_differences(there: tuple[CellSpec, ...], asked: tuple[CellSpec, ...]) -
         now = dict(map(digests, asked))
         changed += [what.format(n) for n in now if n in before and now[n] != before[n]]
     return changed
+
+
+def _synthetic_differences(there: tuple[CellSpec, ...], asked: tuple[CellSpec, ...]) -> list[str]:
+    if one_setting(spec.synthetic for spec in (*there, *asked)):
+        return []
+    rates = [max((spec.synthetic or () for spec in plan), key=len) for plan in (there, asked)]
+    words = [", ".join(f"{rate:.4g}" for rate in own) or "off" for own in rates]
+    return [f"synthetic acceptance is {words[0]} there and {words[1]} here"]
 
 
 def environment_differences(there: dict[str, object], here: dict[str, object]) -> list[str]:

@@ -51,6 +51,7 @@ class SweepOptions:
     repetition_penalty: float | None = None
     model_sampling: bool = False
     rule: str | None = None
+    synthetic_acceptance: str | None = None
     seed: int = 0
     ignore_eos: bool = False
     chat: bool | None = None
@@ -61,6 +62,7 @@ class SweepOptions:
     trust_remote_code: bool = False
     threads: int | None = None
     peak_bandwidth: float | None = None
+    memory_fraction: float = 0.9
 
     def __post_init__(self) -> None:
         parse_counts(self.ks, "--k")
@@ -75,6 +77,8 @@ class SweepOptions:
             raise UsageError(f"--threads must be at most {MOST_THREADS}, not {self.threads}")
         if self.peak_bandwidth is not None and not 0 < self.peak_bandwidth < float("inf"):
             raise UsageError(f"--peak-bandwidth must be above 0 GB/s, not {self.peak_bandwidth}")
+        if not 0 < self.memory_fraction <= 1:
+            raise UsageError(f"--memory-fraction must be above 0 and at most 1, not {self.memory_fraction}")
         if self.dtype not in DTYPES:
             raise UsageError(f"no dtype {self.dtype!r}", f"the dtypes are {', '.join(DTYPES)}")
         if self.rule is not None and self.rule not in get_args(Rule):

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from spectune.errors import UsageError
 from spectune.suites.prompt import Suite
 from spectune.sweeping.cell import CellSpec, ModelInfo, Rule, Sampling
-from spectune.sweeping.drafter_names import refuse_block
+from spectune.sweeping.drafter_names import has_random_weights, refuse_block
 from spectune.sweeping.options import SweepOptions
+from spectune.sweeping.synthetic import synthetic_rates
 
 NO_WEIGHTS = "none"  # drafter_digest of a drafter without weights: its name says all
 
@@ -33,6 +34,10 @@ def plan_cells(
     rule = choose_rule(options.rule, sampling)
     for name in options.drafts:
         refuse_block(name, rule)
+    wanted = options.synthetic_acceptance
+    rates = None if wanted is None else synthetic_rates(wanted, max(options.ks))
+    # Random weights stop at random places, and so would every length that a cell measures.
+    ignore_eos = options.ignore_eos or any(map(has_random_weights, (options.target, *options.drafts)))
     return tuple(
         CellSpec(
             target=options.target,
@@ -47,12 +52,13 @@ def plan_cells(
             sampling=sampling,
             seed=options.seed,
             max_new_tokens=options.max_new_tokens,
-            ignore_eos=options.ignore_eos,
+            ignore_eos=ignore_eos,
             chat_template=chat_template,
             dtype=target.dtype,
             device=target.device,
             draft_device=info.device if info else target.device,
             repeats=options.repeats,
+            synthetic=None if rates is None else rates[:k],
         )
         for suite in suites
         for batch in options.batches

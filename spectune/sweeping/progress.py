@@ -132,7 +132,7 @@ def headline(result: CellResult) -> str:
         return "no speedup (no round with every slot busy)"
     return (
         f"{found.speedup:.2f}x, {found.speculative_tokens_per_second:.1f} tokens/s, "
-        f"acceptance length {found.acceptance_length:.2f}"
+        f"{'' if result.spec.synthetic is None else 'synthetic '}acceptance length {found.acceptance_length:.2f}"
     )
 
 

@@ -11,6 +11,7 @@ from spectune.engines.engine import Engine, Request
 from spectune.errors import UsageError
 from spectune.measuring.bandwidth import peak_reading
 from spectune.measuring.bytes_model import TheoryCard, theory_card
+from spectune.measuring.device_memory import total_memory
 from spectune.measuring.fingerprint import fingerprint
 from spectune.suites.load import load_suite
 from spectune.suites.prompt import Suite
@@ -21,6 +22,7 @@ from spectune.sweeping.estimate import Estimate, estimate, mean_context
 from spectune.sweeping.gauge import DeviceGauge
 from spectune.sweeping.listener import Listener, Silent
 from spectune.sweeping.measure import timestamp
+from spectune.sweeping.memory import Device, Load, infeasible, load_of, memory_lines, plan_memory
 from spectune.sweeping.opening import check_free, default_path, open_run
 from spectune.sweeping.options import SweepOptions
 from spectune.sweeping.plan import plan_cells
@@ -59,8 +61,9 @@ def run(
     for drafter in options.drafts:
         for note in job.engine.drafter_notes(drafter):
             listener.note(f"{drafter}: {note}")
+    memory = tuple(memory_lines(job.loads.values(), job.where))
     if dry_run:
-        return SweepOutcome(job.plan, job.card, estimate=job.estimate())
+        return SweepOutcome(job.plan, job.card, estimate=job.estimate(), memory=memory)
     environment = fingerprint(job.engine.target.device)
     notes = open_run(
         directory,
@@ -69,7 +72,7 @@ def run(
         again=again,
         allow_env_mismatch=allow_env_mismatch,
     )
-    listener.card(card_text(job.card))
+    listener.card("\n".join((card_text(job.card), *memory)))
     sweep = Sweep(
         job.plan,
         job.suites,
@@ -78,6 +81,8 @@ def run(
         DeviceGauge(job.engine.target, job.drafters, job.card.peak_bytes_per_second),
         listener,
         [f"other-environment: {note}" for note in notes],
+        {key: plan_memory(load) for key, load in job.loads.items()},
+        {key: why for key, load in job.loads.items() if (why := infeasible(load, job.where)) is not None},
     )
     try:
         sweep.run()
@@ -89,7 +94,10 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A plan and all that is needed to carry it out. `requests` are the rendered suites, by name."""
+    """A plan and all that is needed to carry it out.
+
+    `requests` are the rendered suites, by name; `loads` what each cell puts on the device, by key.
+    """
 
     plan: tuple[CellSpec, ...]
     suites: Mapping[str, Suite]
@@ -97,6 +105,8 @@ class Job:
     engine: Engine
     drafters: Mapping[str, ModelInfo | None]
     card: TheoryCard
+    loads: Mapping[str, Load]
+    where: Device
 
     def estimate(self) -> Estimate:
         return estimate(self.plan, self.suites, self.requests, self.engine.target, self.drafters, self.card)
@@ -137,7 +147,9 @@ def prepare(options: SweepOptions, engine: Engine, suites: Sequence[Suite]) -> J
         mean_context=mean_context(requests),
         peak=_peak(engine.target.device, options.peak_bandwidth),
     )
-    return Job(plan, by_name, requests, engine, drafters, card)
+    loads = {spec.key: load_of(spec, requests[spec.suite], engine.target, drafters) for spec in plan}
+    where = Device(engine.target.device, total_memory(engine.target.device), options.memory_fraction)
+    return Job(plan, by_name, requests, engine, drafters, card, loads, where)
 
 
 def load_engine(options: SweepOptions) -> Engine:

@@ -24,7 +24,13 @@ def as_json(outcome: SweepOutcome) -> dict[str, Any]:
     """Everything a script needs: where the run is, how it went, and the headline figures of each cell."""
     if outcome.estimate is not None:
         plan = [{"key": spec.key, **spec.model_dump(mode="json")} for spec in outcome.plan]
-        return {"dry_run": True, **asdict(outcome.estimate), "card": _card(outcome.card), "plan": plan}
+        return {
+            "dry_run": True,
+            **asdict(outcome.estimate),
+            "memory": list(outcome.memory),
+            "card": _card(outcome.card),
+            "plan": plan,
+        }
     return {
         "run": str(outcome.directory),
         "cells": len(outcome.plan),
@@ -37,6 +43,7 @@ def as_json(outcome: SweepOutcome) -> dict[str, Any]:
             {
                 **_place(r.spec),
                 "key": r.key,
+                **_synthetic(r.spec),
                 **asdict(figures(r)),
                 "output_check": r.output_check.verdict if r.output_check else None,
                 "warnings": list(r.warnings),
@@ -55,7 +62,8 @@ def as_table(outcome: SweepOutcome) -> Table:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD)
-    for column in _COLUMNS:
+    forced = any(spec.synthetic is not None for spec in outcome.plan)
+    for column in (*_COLUMNS[:-1], "synthetic AL" if forced else "AL"):
         is_name = column in ("suite", "draft")
         # Names may take what 80 columns leave; a longer path folds.
         table.add_column(
@@ -78,8 +86,6 @@ def as_text(outcome: SweepOutcome) -> str:
     needs = outcome.estimate
     assert needs is not None
     time = "unknown" if needs.seconds is None else f"at least {duration(needs.seconds)}"
-    memory = _size(needs.weight_bytes + needs.kv_bytes)
-    parts = f"weights {_size(needs.weight_bytes)}, key-value cache of the largest cell {_size(needs.kv_bytes)}"
     return "\n".join(
         (
             *(f"{spec.key}  {describe(spec)}" for spec in outcome.plan),
@@ -87,7 +93,7 @@ def as_text(outcome: SweepOutcome) -> str:
             f"cells   {needs.cells}",
             f"tokens  at most {needs.tokens}",
             f"time    {time}: {needs.assumption}",
-            f"memory  at least {memory}: {parts}",
+            *outcome.memory,
             card_text(outcome.card),
         )
     )
@@ -113,6 +119,10 @@ def next_command(outcome: SweepOutcome) -> tuple[str, ...]:
 
 def _place(spec: CellSpec) -> dict[str, Any]:
     return {"suite": spec.suite, "batch": spec.batch, "drafter": spec.drafter, "k": spec.k}
+
+
+def _synthetic(spec: CellSpec) -> dict[str, Any]:
+    return {"synthetic": None if spec.synthetic is None else list(spec.synthetic)}
 
 
 def _result_row(result: CellResult) -> list[str]:
@@ -145,7 +155,3 @@ def _card(card: TheoryCard) -> dict[str, Any]:
         "batches": plain,
         "drafts": [asdict(draft) for draft in card.drafts],
     }
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

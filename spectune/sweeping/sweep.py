@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -17,11 +17,13 @@ from spectune.engines.engine import Engine
 from spectune.errors import SpectuneError, UsageError
 from spectune.measuring.bytes_model import TheoryCard
 from spectune.suites.prompt import Suite
-from spectune.sweeping.cell import CellResult, CellSpec, FailedCell
+from spectune.sweeping.cell import CellResult, CellSpec, FailedCell, MemoryPlan
 from spectune.sweeping.estimate import Estimate, TimeLeft
 from spectune.sweeping.listener import Listener
 from spectune.sweeping.measure import Gauge, measure_cell, timestamp
 from spectune.sweeping.rundir import RunDirectory
+
+FailureReason = Literal["oom", "error", "refused", "infeasible"]
 
 
 class Interrupted(SpectuneError):
@@ -44,6 +46,7 @@ class SweepOutcome:
     failures: tuple[FailedCell, ...] = ()
     elsewhere: tuple[str, ...] = ()
     estimate: Estimate | None = None
+    memory: tuple[str, ...] = ()  # the memory plan in words
 
     @property
     def exit_code(self) -> int:
@@ -62,6 +65,8 @@ class Sweep:
     gauge: Gauge
     listener: Listener
     notes: Sequence[str] = ()
+    memory: Mapping[str, MemoryPlan] = field(default_factory=dict)  # by key
+    infeasible: Mapping[str, str] = field(default_factory=dict)  # key -> why the cell does not fit the device
 
     def run(self) -> None:
         """Measure every cell that is neither finished nor claimed by another process.
@@ -118,6 +123,8 @@ class Sweep:
         return True
 
     def _measure(self, spec: CellSpec) -> CellResult | FailedCell:
+        if spec.key in self.infeasible:
+            return self._failure(spec, "infeasible", self.infeasible[spec.key])
         try:
             requests = self.engine.render(spec, self.suites[spec.suite])
             return measure_cell(
@@ -127,18 +134,17 @@ class Sweep:
                 gauge=self.gauge,
                 notes=self.notes,
                 on_tokens=self.listener.tokens,
+                memory=self.memory.get(spec.key),
             )
         except Exception as error:
-            failed = FailedCell(
-                key=spec.key,
-                spec=spec,
-                failed_at=timestamp(),
-                reason=failure_reason(error),
-                message=failure_message(error),
-            )
+            failed = self._failure(spec, failure_reason(error), failure_message(error))
         # Only now: the exception's traceback has kept the cell's tensors alive.
         self._release()
         return failed
+
+    @staticmethod
+    def _failure(spec: CellSpec, reason: FailureReason, message: str) -> FailedCell:
+        return FailedCell(key=spec.key, spec=spec, failed_at=timestamp(), reason=reason, message=message)
 
     def _release(self) -> None:
         gc.collect()
@@ -148,7 +154,7 @@ class Sweep:
             raise SpectuneError(f"the engine cannot go on: {failure_message(error)}") from error
 
 
-def failure_reason(error: BaseException) -> Literal["oom", "error", "refused"]:
+def failure_reason(error: BaseException) -> FailureReason:
     """What kind of failure an exception is. Goes by names and texts, so that torch need not be imported."""
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error).lower()

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from statistics import median
 
 from spectune.sweeping.cell import CellSpec, OutputCheck, PassResult
+from spectune.sweeping.drafter_names import has_random_weights
 from spectune.sweeping.figures import decode_rate
+from spectune.sweeping.synthetic import expected_length
 
 SHORT_OUTPUT = 16  # tokens
 LOW_OCCUPANCY = 0.5  # share of decoded tokens
@@ -16,6 +18,8 @@ UNSTABLE = 0.10  # spread between repeats, relative
 def cell_warnings(spec: CellSpec, passes: Sequence[PassResult], check: OutputCheck | None) -> tuple[str, ...]:
     """All warnings that follow from the passes alone."""
     found = (
+        _synthetic(spec),
+        _random_weights(spec),
         _outputs_short(spec, passes),
         _low_occupancy(passes),
         *(_unstable(spec.batch, passes, mode) for mode in ("plain", "speculative")),
@@ -23,6 +27,26 @@ def cell_warnings(spec: CellSpec, passes: Sequence[PassResult], check: OutputChe
         _tokens_differ(check),
     )
     return tuple(text for text in found if text)
+
+
+def _synthetic(spec: CellSpec) -> str | None:
+    if spec.synthetic is None:
+        return None
+    return (
+        f"synthetic-acceptance: forced to a length of {expected_length(spec.synthetic):.2f} at depth {spec.k}, "
+        "not measured, and the output is not the target's; times are real"
+    )
+
+
+def _random_weights(spec: CellSpec) -> str | None:
+    names = [name for name in (spec.target, spec.drafter) if has_random_weights(name)]
+    # Of a grown pair, and with synthetic acceptance, only the text means nothing.
+    if not names or spec.synthetic is not None or spec.target.startswith("grown:"):
+        return f"random-weights: {' and '.join(names)}: the text means nothing" if names else None
+    return (
+        f"random-weights: {' and '.join(names)}: neither the text nor its acceptance means anything; "
+        "add --synthetic-acceptance, or grow the target with --grown-pair"
+    )
 
 
 def _outputs_short(spec: CellSpec, passes: Sequence[PassResult]) -> str | None:

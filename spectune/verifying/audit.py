@@ -131,6 +131,10 @@ def audit(
     """
     if options.max_new_tokens < 2:
         raise UsageError("the first new token is never drafted", "use --max-new-tokens 2 or more")
+    if options.synthetic_acceptance is not None:
+        raise UsageError(
+            "synthetic acceptance is not lossless: there is nothing to verify", "leave --synthetic-acceptance out"
+        )
     if samples < 1:
         raise UsageError(f"--samples must be at least 1, not {samples}")
     progress = progress or Progress()

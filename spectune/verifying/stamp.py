@@ -33,6 +33,8 @@ class Stamp:
     @property
     def line(self) -> str:
         """The stamp in one sentence."""
+        if self.verdict == "lossy" and not self.audits:
+            return "acceptance is synthetic, so the output is not the target's: there is nothing to audit"
         if self.verdict is None:
             return f"not audited; run: {self.command}"
         at = f"K {_numbers(self.ks)} at batch {_numbers(self.batches)}"
@@ -52,6 +54,8 @@ def stamps(plan: Sequence[CellSpec], audits: Sequence[Audit], output: Path) -> t
 def stamp(specs: Sequence[CellSpec], audits: Sequence[Audit], output: Path) -> Stamp:
     """The stamp of cells that share drafter, rule and settings and differ in suite, K and batch."""
     first = specs[0]
+    if first.synthetic is not None:
+        return Stamp(first.drafter, first.rule, "lossy", (), (), (), None, None, None)
     wanted = {(spec.k, spec.batch) for spec in specs}
     found = tuple(a for a in audits if _settings(a.cell) == _settings(first) and (a.cell.k, a.cell.batch) in wanted)
     missing = sorted(wanted - {(a.cell.k, a.cell.batch) for a in found})
