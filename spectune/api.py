@@ -75,6 +75,7 @@ def generate(
     draft_device: str | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    graphs: bool | None = None,
     engine: NativeEngine | None = None,
     on_text: Callable[[str, Origin], None] | None = None,
 ) -> Any:
@@ -86,6 +87,7 @@ def generate(
         batch: rows decoded at once, all prompts if None.
         chat: wrap the prompt in the model's chat template; None does so where the model has one.
         sampling: None takes the model's own generation config.
+        graphs: run each round from a recording; None does so on CUDA.
         engine: reuse loaded models; the options that load them are then ignored.
         on_text: called for each new piece of text of the first prompt as it is decoded.
 
@@ -110,6 +112,7 @@ def generate(
         draft_device=draft_device,
         revision=revision,
         trust_remote_code=trust_remote_code,
+        graphs=graphs,
     )
     tokenizer = engine.loaded.tokenizer
     if tokenizer is None:
@@ -133,9 +136,8 @@ def generate(
         lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True),
     )
     effective: Rule = "greedy" if is_greedy(sampling) else rule
-    decoder = Decoder(
-        engine.loaded.model, drafter, DecodeSettings(KSchedule.constant(k), effective, sampling), stop_rule
-    )
+    settings = DecodeSettings(KSchedule.constant(k), effective, sampling, graphs=engine.records)
+    decoder = Decoder(engine.loaded.model, drafter, settings, stop_rule)
     run_ = decoder.decode(requests, batch or len(requests), _streamer(tokenizer, on_text) if on_text else None)
     results = [_generated(g, tokenizer, run_.wall_seconds) for g in run_.generations]
     return results[0] if isinstance(prompt, str) else results

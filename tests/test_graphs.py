@@ -8,10 +8,11 @@ from conftest import load_tiny, save_tiny
 from decoding_helpers import drafter_of, random_prompts, requests_of, tokens_of
 
 from spectune.decoding.decoder import Decoder, DecodeSettings
-from spectune.decoding.graphs import Graphs, NoReading, NoSynchronization, recorded
+from spectune.decoding.graphs import Graphs, NoReading, NoSynchronization
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
 from spectune.sweeping.cell import Sampling
+from spectune.sweeping.recording import recorded
 
 CPU = torch.device("cpu")
 SAMPLINGS = {
@@ -119,11 +120,11 @@ def test_what_makes_host_and_device_wait_is_refused_and_called_directly(operatio
 
 def test_recording_is_for_cuda_unless_somebody_says_otherwise(monkeypatch):
     monkeypatch.delenv("SPECTUNE_GRAPHS", raising=False)
-    assert not recorded(CPU)
-    assert recorded(torch.device("cuda"))
-    assert not recorded(torch.device("cuda"), wanted=False)
+    assert not recorded("cpu")
+    assert recorded("cuda:0")
+    assert not recorded("cuda:0", wanted=False)
     monkeypatch.setenv("SPECTUNE_GRAPHS", "1")
-    assert recorded(CPU)
-    assert not recorded(CPU, wanted=False)
+    assert recorded("cpu")
+    assert not recorded("cpu", wanted=False)
     monkeypatch.setenv("SPECTUNE_GRAPHS", "0")
-    assert not recorded(torch.device("cuda"))
+    assert not recorded("cuda:0")

@@ -54,6 +54,9 @@ def generate(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
     ] = False,
+    graphs: Annotated[
+        bool | None, typer.Option("--graphs/--no-graphs", help="Run each round from a CUDA graph (default: on CUDA).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Decode one prompt; colours show accepted drafts, corrections and bonus tokens.
@@ -92,6 +95,7 @@ def generate(
         draft_device=draft_device,
         revision=revision,
         trust_remote_code=trust_remote_code,
+        graphs=graphs,
     )
     base = engine.generation_defaults() if model_sampling else Sampling()
     sampling = _sampling(base.model_dump() | {name: value for name, value in given.items() if value is not None})

@@ -74,6 +74,14 @@ def sweep(
             panel=_MODELS,
         ),
     ] = None,
+    graphs: Annotated[
+        bool | None,
+        _option(
+            "--graphs/--no-graphs",
+            help="Run each round from a recording, a CUDA graph (default: on CUDA).",
+            panel=_MODELS,
+        ),
+    ] = None,
     threads: Annotated[
         int | None,
         _option("--threads", help="CPU threads of torch (default: torch's own choice).", panel=_MODELS),

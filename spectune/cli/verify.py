@@ -57,6 +57,9 @@ def verify(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
     ] = False,
+    graphs: Annotated[
+        bool | None, typer.Option("--graphs/--no-graphs", help="Run each round from a CUDA graph (default: on CUDA).")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of torch (default: torch's own choice).")] = None,
     output: Annotated[
         Path | None,
@@ -102,6 +105,7 @@ def verify(
         draft_device=draft_device,
         revision=revision,
         trust_remote_code=trust_remote_code,
+        graphs=graphs,
         threads=threads,
     )
     outcome = audit(

@@ -24,7 +24,7 @@ from spectune.decoding.adapter import CausalModel
 from spectune.decoding.cache import KVStore, Step
 from spectune.decoding.drafter import Draft, Drafter, Kept, Recordable, Round, Row, SharesCache
 from spectune.decoding.generation import Generation, Origin, RoundTrace
-from spectune.decoding.graphs import Graphs, recorded
+from spectune.decoding.graphs import Graphs
 from spectune.decoding.random import Stream, pick, uniform
 from spectune.decoding.sampling import History, is_greedy, probabilities
 from spectune.decoding.schedule import KSchedule
@@ -35,6 +35,7 @@ from spectune.engines.engine import Request
 from spectune.errors import UsageError
 from spectune.measuring.clock import RoundClock, make_clock
 from spectune.sweeping.cell import Rule, Sampling
+from spectune.sweeping.recording import recorded
 
 OnTokens = Callable[[Request, list[int], list[Origin]], None]
 
@@ -99,7 +100,7 @@ class Decoder:
         self.settings = settings
         self.stop = stop
         self.graphs = graphs
-        self.records = recorded(target.device, settings.graphs)
+        self.records = recorded(str(target.device), settings.graphs)
         self.rule: Rule = "greedy" if is_greedy(settings.sampling) else settings.rule
         if self.rule == "greedy" and not is_greedy(settings.sampling):
             raise UsageError("the greedy rule needs temperature 0", "choose --rule speculative, block or match")

@@ -15,7 +15,6 @@ GPU wait for the host: mistakes of shape, aliasing or synchronisation show witho
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -29,16 +28,7 @@ from spectune.decoding.cache import KVStore
 Tensors = Mapping[str, Tensor | None]
 Function = Callable[[dict[str, Any]], Mapping[str, Any]]
 
-VARIABLE = "SPECTUNE_GRAPHS"  # 1: also on a CPU, where it only costs time; 0: nowhere
 _WARM_UP = 2  # runs before a capture: the first use of a kernel compiles, allocates and tunes
-
-
-def recorded(device: torch.device, wanted: bool | None = None) -> bool:
-    """Whether to record: as wanted, else as the environment says, else on CUDA."""
-    if wanted is not None:
-        return wanted
-    said = os.environ.get(VARIABLE, "")
-    return said == "1" if said in ("0", "1") else device.type == "cuda"
 
 
 class Graphs:

@@ -17,7 +17,7 @@ from spectune.decoding.decoder import Decoder, DecodeSettings, Run
 from spectune.decoding.drafter import Drafter
 from spectune.decoding.drafters import BuiltDrafter, build_drafter
 from spectune.decoding.generation import Generation, RoundTrace
-from spectune.decoding.graphs import Graphs, recorded
+from spectune.decoding.graphs import Graphs
 from spectune.decoding.loading import load, pick_device, pick_dtype
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
@@ -39,6 +39,7 @@ from spectune.sweeping.cell import (
     Sampling,
 )
 from spectune.sweeping.drafter_names import drafts_trees
+from spectune.sweeping.recording import recorded
 
 _OVERLAP_REQUESTS, _OVERLAP_TOKENS = 8, 64  # the sample on which 1 − TV is compared with the counts
 
@@ -81,7 +82,7 @@ class NativeEngine:
             trust_remote_code=trust_remote_code,
         )
         self._drafters: dict[str, BuiltDrafter] = {}
-        self.records = recorded(self.device, graphs)
+        self.records = recorded(str(self.device), graphs)
         self._recordings: tuple[CellSpec, Graphs] | None = None  # of the current cell
         self._warm: set[tuple[str, int, int]] = set()
         self._outputs: dict[str, list[int]] = {}  # of the current cell, by digest
@@ -136,7 +137,7 @@ class NativeEngine:
     def warm_up(self, spec: CellSpec, requests: Sequence[Request]) -> None:
         self._outputs.clear()
         shape = (spec.drafter, spec.batch, spec.k)
-        if shape in self._warm and not self.records:
+        if shape in self._warm and not spec.graphs:
             return
         with torch.inference_mode():
             store = KVStore(spec.batch, spec.k + 1)
@@ -194,14 +195,14 @@ class NativeEngine:
     def _decoder(self, spec: CellSpec, *, speculative: bool) -> Decoder:
         drafter: Drafter | None = self.built(spec.drafter).drafter if speculative else None
         settings = DecodeSettings(
-            KSchedule.constant(spec.k), spec.rule, spec.sampling, graphs=self.records, synthetic=spec.synthetic
+            KSchedule.constant(spec.k), spec.rule, spec.sampling, graphs=spec.graphs, synthetic=spec.synthetic
         )
         stop = StopRule(frozenset() if spec.ignore_eos else self.loaded.stop_ids)
         return Decoder(self.loaded.model, drafter, settings, stop, self._graphs(spec))
 
     def _graphs(self, spec: CellSpec) -> Graphs | None:
         """The recordings of a cell, which both of its modes use; those of the cell before are dropped."""
-        if not self.records:
+        if not spec.graphs:
             return None
         if self._recordings is None or self._recordings[0] != spec:
             self._recordings = spec, Graphs(self.device, spec.batch)

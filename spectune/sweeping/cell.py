@@ -82,6 +82,7 @@ class CellSpec(Record):
     repeats: Annotated[int, Field(ge=1)] = 1
     # Forced conditional acceptance of positions 1 … k; None: what the models agree on.
     synthetic: tuple[Rate, ...] | None = None
+    graphs: bool = False  # rounds run from recordings (CUDA graphs)
 
     @model_validator(mode="after")
     def _synthetic_covers_k(self) -> CellSpec:
@@ -95,6 +96,8 @@ class CellSpec(Record):
         settings: dict[str, object] = serialize(self)
         if self.synthetic is None:
             del settings["synthetic"]
+        if not self.graphs:
+            del settings["graphs"]
         return settings
 
     @property

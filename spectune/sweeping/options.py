@@ -61,6 +61,7 @@ class SweepOptions:
     revision: str | None = None
     trust_remote_code: bool = False
     threads: int | None = None
+    graphs: bool | None = None
     peak_bandwidth: float | None = None
     memory_fraction: float = 0.9
 

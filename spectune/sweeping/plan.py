@@ -9,6 +9,7 @@ from spectune.suites.prompt import Suite
 from spectune.sweeping.cell import CellSpec, ModelInfo, Rule, Sampling
 from spectune.sweeping.drafter_names import has_random_weights, refuse_block
 from spectune.sweeping.options import SweepOptions
+from spectune.sweeping.recording import recorded
 from spectune.sweeping.synthetic import synthetic_rates
 
 NO_WEIGHTS = "none"  # drafter_digest of a drafter without weights: its name says all
@@ -58,6 +59,7 @@ def plan_cells(
             device=target.device,
             draft_device=info.device if info else target.device,
             repeats=options.repeats,
+            graphs=recorded(target.device, options.graphs),
             synthetic=None if rates is None else rates[:k],
         )
         for suite in suites

@@ -166,6 +166,7 @@ def load_engine(options: SweepOptions) -> Engine:
         device=options.device,
         draft_device=options.draft_device,
         trust_remote_code=options.trust_remote_code,
+        graphs=options.graphs,
         revision=options.revision,
     )
 

@@ -200,6 +200,7 @@ def load_engine(options: SweepOptions) -> NativeEngine:
         draft_device=options.draft_device,
         revision=options.revision,
         trust_remote_code=options.trust_remote_code,
+        graphs=options.graphs,
     )
 
 

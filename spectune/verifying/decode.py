@@ -41,7 +41,7 @@ def _decode(decoder: Decoder, requests: Sequence[Request], batch: int, on_tokens
 
 
 def _settings(spec: CellSpec, rule: Rule) -> DecodeSettings:
-    return DecodeSettings(KSchedule.constant(spec.k), rule, spec.sampling)
+    return DecodeSettings(KSchedule.constant(spec.k), rule, spec.sampling, graphs=spec.graphs)
 
 
 def _stop(engine: NativeEngine, spec: CellSpec) -> StopRule:
