@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from spectune.decoding.loading import Loaded, load
+# Without a GPU kernels run in Triton's interpreter, which is chosen once, when triton is first imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from spectune.decoding.loading import Loaded, load  # noqa: E402
 
 CPU = torch.device("cpu")
 
