@@ -134,7 +134,7 @@ def _weights(
     closing_ptr,
     row,
     ids,
-    inside,
+    vocab,
     k,
     ONE_HOT: tl.constexpr,
 ):
@@ -143,13 +143,14 @@ def _weights(
     rejected = accepted < tl.minimum(tl.load(counts_ptr + row), k)
     top = tl.load(closing_ptr + row * 2)
     total = tl.load(closing_ptr + row * 2 + 1)
-    x = tl.load(logits_ptr + row * logits_row + accepted * logits_place + ids, mask=inside, other=-float("inf"))
+    x = tl.load(logits_ptr + row * logits_row + accepted * logits_place + ids, mask=ids < vocab, other=-float("inf"))
     p = tl.div_rn(tl.exp(tl.div_rn(x.to(tl.float32), temperature) - top), total)
     if ONE_HOT:
         token = tl.load(tokens_ptr + row * tokens_row + accepted * tokens_place, mask=rejected, other=-1)
         left = tl.where(ids == token, 0.0, p)
     else:
-        q = tl.load(q_ptr + row * q_row + accepted * q_place + ids, mask=inside & rejected, other=0.0)
+        end = tl.where(rejected, vocab, 0)
+        q = tl.load(q_ptr + row * q_row + accepted * q_place + ids, mask=ids < end, other=0.0)
         left = p - q
         left = tl.where(left < 0, 0.0, left)  # keeps a NaN, which a maximum would drop
     return p, left
@@ -196,7 +197,7 @@ def _residual_kernel(
         closing_ptr,
         row,
         ids,
-        ids < vocab,
+        vocab,
         k,
         ONE_HOT,
     )
@@ -245,10 +246,11 @@ def _draw_kernel(
     u = tl.max(coin(tl.load(seeds_ptr + row), TARGET, tl.load(positions_ptr + row), zero), 0)
     threshold = u * total
     tile = first_beyond(sums, 0.0, threshold, TILES)
+    sound = (total > 0) & (total < float("inf")) & (tile >= 0)
+    tile = tl.maximum(tile, 0)
     base = tl.sum(tl.where(each < tile, sums, 0.0), 0)
 
     ids = tile * BLOCK + tl.arange(0, BLOCK)
-    inside = (ids >= 0) & (ids < vocab)
     p, left = _weights(
         logits_ptr,
         logits_row,
@@ -265,13 +267,12 @@ def _draw_kernel(
         closing_ptr,
         row,
         ids,
-        inside,
+        vocab,
         k,
         ONE_HOT,
     )
-    weights = tl.where(inside, tl.where(use_p, p, left), 0.0)
+    weights = tl.where(ids < vocab, tl.where(use_p, p, left), 0.0)
     token = tile * BLOCK + first_beyond(weights.to(tl.float64), base, threshold, BLOCK)
-    sound = (total > 0) & (total < float("inf")) & (tile >= 0)
     tl.store(token_ptr + row, tl.where(sound, token, -1).to(tl.int64))
     tl.store(accepted_ptr + row, tl.where(sound, tl.load(accepted_ptr + row), 0))
 

@@ -22,15 +22,11 @@ _SECOND = tl.constexpr(-0x6B2FB644ECCEEE15)
 
 
 @triton.jit
-def _shift(x, BITS: tl.constexpr):
-    return (x >> BITS) & ((1 << (64 - BITS)) - 1)  # logical shift of a signed number
-
-
-@triton.jit
 def _mix(x):
-    x = (x ^ _shift(x, 30)) * _FIRST
-    x = (x ^ _shift(x, 27)) * _SECOND
-    return x ^ _shift(x, 31)
+    # `>>` alone copies the sign; the masks make it a logical shift.
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _FIRST
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _SECOND
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
 @triton.jit
@@ -40,7 +36,7 @@ def coin(seed, STREAM: tl.constexpr, position, index):
     x = _mix((seed + _GOLDEN) ^ _mix(stream + _GOLDEN))
     x = _mix((x + _GOLDEN) ^ _mix(position + _GOLDEN))
     x = _mix((x + _GOLDEN) ^ _mix(index + _GOLDEN))
-    return (_shift(x, 12).to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2**-52
+    return (((x >> 12) & 0xFFFFFFFFFFFFF).to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2**-52
 
 
 @triton.jit
