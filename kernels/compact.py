@@ -67,17 +67,17 @@ def _compact_kernel(
     count = tl.minimum(tl.load(accepted_ptr + row), longest)
     start = tl.load(starts_ptr + row)
     node = tl.load(path_ptr + row * path_row + place * path_place, mask=place <= count, other=0)
+    source = start + node
+    target = start + place
     # Nothing moves where the node is in place already; nothing outside the buffer is touched.
-    moves = (place <= count) & (node != place) & (start >= 0) & (node >= 0) & (start + node < capacity)
+    moves = (place <= count) & (node > place) & (target >= 0) & (source < capacity)
     d = tl.arange(0, BLOCK_D)
     both = moves[:, None] & (d < D)[None, :]
     base = tl.load(addresses_ptr + tl.program_id(0)).to(tl.pointer_type(like_ptr.dtype.element_ty))
     base += row * stride_row + tl.program_id(2).to(tl.int64) * stride_head
-    source = base + (start + node)[:, None] * stride_slot + d[None, :]
-    target = base + (start + place)[:, None] * stride_slot + d[None, :]
-    moved = tl.load(source, mask=both)
+    moved = tl.load(base + source[:, None] * stride_slot + d[None, :], mask=both)
     tl.debug_barrier()  # no thread writes before all have read
-    tl.store(target, moved, mask=both)
+    tl.store(base + target[:, None] * stride_slot + d[None, :], moved, mask=both)
 
 
 def compact(table: BufferTable, starts: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from kernel_helpers import generator, on_every_device
 
 pytest.importorskip("triton")
 
+from spectune.decoding.random import Stream, uniform
 from spectune.decoding.sampling import probabilities
 from spectune.kernels.sample import sample, sample_reference
 from spectune.sweeping.cell import Sampling
@@ -51,12 +52,14 @@ def test_sample_draws_as_the_decoder_from_large_vocabularies(device, vocab, samp
     check(logits, sampling, seeds, positions)
 
 
-def border_tokens(logits, sampling, device) -> tuple[set[int], set[int]]:
-    """Tokens that many coins draw, and those the decoder can draw."""
-    rows = 6
-    many = logits.to(device).expand(rows, -1)
-    drawn = sample(many, sampling, torch.arange(rows, device=device), torch.zeros(rows, device=device).long())
-    return set(drawn.tolist()), set(probabilities(logits, sampling).nonzero().flatten().tolist())
+def drawn_by_spread_coins(logits, sampling, device) -> set[int]:
+    """The tokens that coins near 1/16, 3/16 … 15/16 draw."""
+    zero = torch.zeros(2000, dtype=torch.long)
+    u = uniform(torch.arange(2000), Stream.TARGET, zero, zero)
+    seeds = (u[:, None] - (torch.arange(8) + 0.5) / 8).abs().argmin(0).to(device)
+    drawn = sample(logits.to(device).expand(8, -1), sampling, seeds, torch.zeros_like(seeds))
+    assert drawn.tolist() == sample_reference(logits.to(device).expand(8, -1), sampling, seeds, 0 * seeds).tolist()
+    return set(drawn.tolist())
 
 
 @on_every_device
@@ -78,23 +81,15 @@ def test_borders_with_equal_logits_are_cut_as_by_the_decoder(device, sampling, k
     logits[5] = 4.0
     logits[40:44] = 1.0
     logits = logits.log()
-    drawn, possible = border_tokens(logits, sampling, device)
-    assert possible == kept
-    assert drawn <= kept
-    assert kept == {5} or drawn & {40, 41, 42, 43}
+    assert set(probabilities(logits, sampling).nonzero().flatten().tolist()) == kept
+    assert drawn_by_spread_coins(logits, sampling, device) == kept
 
 
 @on_every_device
 def test_zeros_of_both_signs_are_equal(device):
-    logits = torch.full((2, 40), -5.0, device=device)
-    logits[:, 3], logits[:, 9], logits[:, 20] = 0.0, -0.0, 0.0
-    sampling = Sampling(temperature=1.0, top_k=2)
-    seeds = torch.tensor([11, 4], device=device)
-    check(logits, sampling, seeds, torch.zeros_like(seeds))
-    drawn, possible = border_tokens(logits[0].cpu(), sampling, device)
-    assert possible == {3, 9, 20}
-    assert drawn <= possible
-    assert 9 in drawn
+    logits = torch.full((40,), -5.0)
+    logits[3], logits[9], logits[20] = 0.0, -0.0, 0.0
+    assert drawn_by_spread_coins(logits, Sampling(temperature=1.0, top_k=2), device) == {3, 9, 20}
 
 
 @on_every_device
