@@ -23,6 +23,7 @@ import triton.language as tl
 from spectune.decoding.random import CounterCoins
 from spectune.decoding.rules import Verdict, one_hot, speculative
 from spectune.decoding.sampling import NEGLIGIBLE_TEMPERATURE, probabilities
+from spectune.kernels.checks import check_integers, check_logits, check_rows
 from spectune.kernels.coins import ACCEPT, TARGET, coin, first_beyond
 from spectune.sweeping.cell import Sampling
 
@@ -303,24 +304,18 @@ def accept(
     """
     rows, places, vocab = logits.shape
     k = places - 1
-    assert logits.dtype in (torch.float32, torch.float16, torch.bfloat16), f"accept takes no {logits.dtype} logits"
-    assert logits.stride(2) == 1, "accept needs logits whose vocabulary is contiguous"
+    check_logits("accept", logits)
     assert tokens.shape == (rows, k), f"tokens must be {[rows, k]}, not {list(tokens.shape)}"
     assert temperature >= NEGLIGIBLE_TEMPERATURE, f"accept samples; temperature {temperature} is greedy"
-    keys = {"counts": counts, "seeds": seeds, "positions": positions}
-    for name, x in keys.items():
-        assert x.shape == (rows,) and x.is_contiguous(), f"{name} must be contiguous, [{rows}], not {list(x.shape)}"
-    for name, x in {"tokens": tokens, **keys}.items():
-        assert x.dtype == torch.int64, f"{name} must be int64, not {x.dtype}"
-        assert x.device == logits.device, f"{name} are on {x.device}, the logits on {logits.device}"
+    check_integers(logits.device, tokens=tokens)
+    check_rows(rows, logits.device, counts=counts, seeds=seeds, positions=positions)
     if q is not None:
         assert q.shape == (rows, k, vocab), f"q must be {[rows, k, vocab]}, not {list(q.shape)}"
         assert q.dtype == torch.float32, f"q must be float32, not {q.dtype}"
-        assert q.device == logits.device, f"q is on {q.device}, the logits on {logits.device}"
+        assert q.device == logits.device, f"q must be on {logits.device}, not on {q.device}"
         assert k == 0 or q.stride(2) == 1, "accept needs a q whose vocabulary is contiguous"
     out = out or Verdict(torch.empty_like(counts), torch.empty_like(counts))
-    for x in out:
-        assert x.shape == (rows,) and x.dtype == torch.int64 and x.is_contiguous(), f"outputs must be int64, [{rows}]"
+    check_rows(rows, logits.device, accepted=out.accepted, token=out.token)
     if rows == 0:
         return out
 

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from spectune.decoding.random import Stream, uniform
+from spectune.kernels.checks import check_rows
 
 BLOCK = 1024
 
@@ -64,9 +65,7 @@ def _coins_kernel(seeds_ptr, positions_ptr, indices_ptr, out_ptr, n, STREAM: tl.
 
 def coins(seeds: torch.Tensor, stream: Stream, positions: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Coins of `n` keys: three [n] int64 tensors -> [n] float64."""
-    for name, keys in (("seeds", seeds), ("positions", positions), ("indices", indices)):
-        assert keys.dtype == torch.int64, f"{name} must be int64, not {keys.dtype}"
-        assert keys.is_contiguous() and keys.shape == seeds.shape, f"{name} must be contiguous and as many as the seeds"
+    check_rows(seeds.numel(), seeds.device, seeds=seeds, positions=positions, indices=indices)
     out = torch.empty(seeds.shape, dtype=torch.float64, device=seeds.device)
     if seeds.numel():
         grid = (triton.cdiv(seeds.numel(), BLOCK),)

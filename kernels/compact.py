@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from spectune.kernels.checks import check_integers, check_rows
+
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -34,7 +36,8 @@ def buffer_table(buffers: Sequence[torch.Tensor]) -> BufferTable:
     """
     assert buffers, "a table needs at least one buffer"
     first = buffers[0]
-    assert first.ndim == 4 and first.stride(3) == 1, "buffers must be [rows, kv_heads, capacity, d], d contiguous"
+    assert first.ndim == 4, f"buffers must be [rows, kv_heads, capacity, d], not {list(first.shape)}"
+    assert first.stride(3) == 1, "buffers must be contiguous in their last dimension"
     for x in buffers:
         assert x.shape == first.shape, f"shapes differ: {list(first.shape)} and {list(x.shape)}"
         assert x.stride() == first.stride(), f"strides differ: {first.stride()} and {x.stride()}"
@@ -93,11 +96,8 @@ def compact(table: BufferTable, starts: torch.Tensor, path: torch.Tensor, accept
     like = table.buffers[0]
     rows, length = path.shape
     assert rows <= like.shape[0], f"{rows} paths for {like.shape[0]} rows"
-    for name, x in (("starts", starts), ("path", path), ("accepted", accepted)):
-        assert x.dtype == torch.int64, f"{name} must be int64, not {x.dtype}"
-        assert x.device == like.device, f"{name} is on {x.device}, the buffers on {like.device}"
-    for name, x in (("starts", starts), ("accepted", accepted)):
-        assert x.shape == (rows,) and x.is_contiguous(), f"{name} must be contiguous, [{rows}], not {list(x.shape)}"
+    check_integers(like.device, path=path)
+    check_rows(rows, like.device, starts=starts, accepted=accepted)
     if rows == 0 or length < 2:
         return
     _, heads, capacity, d = like.shape

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from spectune.decoding.rules import Verdict, match
+from spectune.kernels.checks import check_integers, check_logits, check_rows
 
 BLOCK = 4096
 
@@ -88,16 +89,12 @@ def match_greedy(
     """
     rows, places, vocab = logits.shape
     k = places - 1
-    assert logits.dtype in (torch.float32, torch.float16, torch.bfloat16), f"match takes no {logits.dtype} logits"
-    assert logits.stride(2) == 1, "match needs logits whose vocabulary is contiguous"
+    check_logits("match", logits)
     assert tokens.shape == (rows, k), f"tokens must be {[rows, k]}, not {list(tokens.shape)}"
-    assert counts.shape == (rows,) and counts.is_contiguous(), f"counts must be contiguous, [{rows}]"
-    for name, x in (("tokens", tokens), ("counts", counts)):
-        assert x.dtype == torch.int64, f"{name} must be int64, not {x.dtype}"
-        assert x.device == logits.device, f"{name} are on {x.device}, the logits on {logits.device}"
+    check_integers(logits.device, tokens=tokens)
+    check_rows(rows, logits.device, counts=counts)
     out = out or Verdict(torch.empty_like(counts), torch.empty_like(counts))
-    for x in out:
-        assert x.shape == (rows,) and x.dtype == torch.int64 and x.is_contiguous(), f"outputs must be int64, [{rows}]"
+    check_rows(rows, logits.device, accepted=out.accepted, token=out.token)
     if rows == 0:
         return out
     tiles = triton.cdiv(vocab, BLOCK)

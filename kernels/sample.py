@@ -20,6 +20,7 @@ import triton.language as tl
 from spectune.decoding.random import Stream, pick, uniform
 from spectune.decoding.sampling import NEGLIGIBLE_TEMPERATURE, probabilities
 from spectune.kernels.accept import tile_softmax
+from spectune.kernels.checks import check_logits, check_rows
 from spectune.kernels.coins import TARGET, coin, first_beyond
 from spectune.sweeping.cell import Sampling
 
@@ -317,14 +318,10 @@ def sample(
         [B] int64; -1 in a row that holds NaN or no mass at all: the reader must raise.
     """
     rows, vocab = logits.shape
-    assert logits.dtype in (torch.float32, torch.float16, torch.bfloat16), f"sample takes no {logits.dtype} logits"
-    assert logits.stride(1) == 1, "sample needs logits whose vocabulary is contiguous"
+    check_logits("sample", logits)
     assert sampling.temperature >= NEGLIGIBLE_TEMPERATURE, f"temperature {sampling.temperature} is greedy"
     out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
-    for name, x in (("seeds", seeds), ("positions", positions), ("out", out)):
-        assert x.shape == (rows,) and x.is_contiguous(), f"{name} must be contiguous, [{rows}], not {list(x.shape)}"
-        assert x.dtype == torch.int64, f"{name} must be int64, not {x.dtype}"
-        assert x.device == logits.device, f"{name} are on {x.device}, the logits on {logits.device}"
+    check_rows(rows, logits.device, seeds=seeds, positions=positions, out=out)
     if rows == 0:
         return out
 
@@ -349,7 +346,19 @@ def sample(
         sums = torch.empty(LEVELS, rows, tiles, DIGITS.value, dtype=torch.float64, device=device)
         for level in range(LEVELS):
             _pass_kernel[grid](
-                *source, stats, floors, lows, sums, amount, rows, vocab, tiles, LEVEL=level, MASS=mass, **blocks, num_warps=8
+                *source,
+                stats,
+                floors,
+                lows,
+                sums,
+                amount,
+                rows,
+                vocab,
+                tiles,
+                LEVEL=level,
+                MASS=mass,
+                **blocks,
+                num_warps=8,
             )
         _floor_kernel[(rows,)](
             stats, floors, surplus, lows, sums, amount, rows, tiles, LEVELS=LEVELS, MASS=mass, TILES=blocks["TILES"]

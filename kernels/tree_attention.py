@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from spectune.kernels.checks import check_integers, check_rows
+
 BLOCK_N = 64  # keys per step
 MOST_SPLITS = 32
 
@@ -214,9 +216,7 @@ def tree_attention(
         assert x.dtype == query.dtype, f"{name} are {x.dtype}, the query {query.dtype}"
         assert x.device == query.device, f"{name} are on {x.device}, the query on {query.device}"
         assert x.stride(3) == 1, f"{name} must be contiguous in their last dimension"
-    assert prefix.shape == (rows,) and prefix.dtype == torch.int64 and prefix.is_contiguous(), (
-        f"prefix must be int64, [{rows}], not {prefix.dtype}, {list(prefix.shape)}"
-    )
+    check_rows(rows, query.device, prefix=prefix)
     assert window is None or window > 0, f"a window of {window} sees nothing"
     tail = width
     if mask is not None:
@@ -225,17 +225,17 @@ def tree_attention(
         assert mask.dtype in (torch.bool, torch.uint8), f"mask must be bool or uint8, not {mask.dtype}"
         assert mask.is_contiguous(), "mask must be contiguous"
         assert window is None or depths is not None, "a window over a masked tail needs the queries' depths"
-        if depths is not None:
-            assert depths.shape == (rows, width) and depths.dtype == torch.int64 and depths.is_contiguous(), (
-                f"depths must be int64, contiguous, {[rows, width]}"
-            )
-    for name, x in (("prefix", prefix), ("mask", mask), ("depths", depths), ("out", out)):
-        assert x is None or x.device == query.device, f"{name} and query are on different devices"
+        assert mask.device == query.device, f"mask must be on {query.device}, not on {mask.device}"
+    if depths is not None:
+        check_integers(query.device, depths=depths)
+        assert depths.shape == (rows, width), f"depths must be {[rows, width]}, not {list(depths.shape)}"
+        assert depths.is_contiguous(), "depths must be contiguous"
     if out is None:
         out = torch.empty(rows, width, heads, d, dtype=query.dtype, device=query.device)
-    assert out.shape == (rows, width, heads, d) and out.dtype == query.dtype and out.stride(3) == 1, (
-        f"out must be {[rows, width, heads, d]} of {query.dtype}"
-    )
+    assert out.shape == (rows, width, heads, d), f"out must be {[rows, width, heads, d]}, not {list(out.shape)}"
+    assert out.dtype == query.dtype, f"out is {out.dtype}, the query {query.dtype}"
+    assert out.device == query.device, f"out must be on {query.device}, not on {out.device}"
+    assert out.stride(3) == 1, "out must be contiguous in its last dimension"
     if rows == 0 or width == 0:
         return out
 

@@ -13,7 +13,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from spectune.decoding.loading import Loaded, load  # noqa: E402
+from spectune.decoding.loading import Loaded, load
 
 CPU = torch.device("cpu")
 

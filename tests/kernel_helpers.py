@@ -8,9 +8,7 @@ import torch
 HAS_GPU = torch.cuda.is_available()
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(HAS_GPU, reason="with a GPU, kernels are compiled, not interpreted")),
-    pytest.param(
-        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]
-    ),
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]),
 ]
 on_every_device = pytest.mark.parametrize("device", DEVICES)
 

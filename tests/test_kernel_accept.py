@@ -231,7 +231,7 @@ def test_wrong_arguments_are_refused_with_the_reason(device):
         ((logits.mT.contiguous().mT, tokens, counts, q, 1.0, seeds, positions), "vocabulary is contiguous"),
         ((logits, tokens[:, :1], counts, q, 1.0, seeds, positions), r"tokens must be \[4, 2\], not \[4, 1\]"),
         ((logits, tokens.int(), counts, q, 1.0, seeds, positions), "tokens must be int64, not torch.int32"),
-        ((logits, tokens, counts[:3], q, 1.0, seeds, positions), "counts must be contiguous"),
+        ((logits, tokens, counts[:3], q, 1.0, seeds, positions), r"counts must be \[4\], not \[3\]"),
         ((logits, tokens, counts, q.half(), 1.0, seeds, positions), "q must be float32, not torch.float16"),
         ((logits, tokens, counts, q[..., :60], 1.0, seeds, positions), r"q must be \[4, 2, 64\]"),
         ((logits, tokens, counts, q, 0.0, seeds, positions), "temperature 0.0 is greedy"),

@@ -84,7 +84,8 @@ for dtype, heads, kv_heads, d, tree in (
     depths = torch.zeros(3, 5, dtype=torch.int64) if d == 64 else None
     tree_attention(query, cache, cache, keys, mask, window=128 if d != 48 else None, depths=depths)
 for dtype in (torch.float32, torch.bfloat16):
-    compact(buffer_table([torch.zeros(3, 3, 64, 64, dtype=dtype)] * 4), keys, torch.zeros(3, 9, dtype=torch.int64), keys)
+    path = torch.zeros(3, 9, dtype=torch.int64)
+    compact(buffer_table([torch.zeros(3, 3, 64, 64, dtype=dtype)] * 4), keys, path, keys)
 print(" ".join(sorted(compiled)))
 """
 
