@@ -69,23 +69,23 @@ def _stats_kernel(logits_ptr, logits_row, temperature, stats_ptr, vocab, tiles, 
 
 
 @triton.jit
-def _settle(lows_ptr, sums_ptr, amount, row, rows, tiles, LEVEL: tl.constexpr, TILES: tl.constexpr, MASS: tl.constexpr):
-    """After LEVEL passes: the key so far, how much lies at or above it, and how much has to."""
+def _settle(lows_ptr, sums_ptr, amount, row, rows, tiles, level, TILES: tl.constexpr, MASS: tl.constexpr):
+    """After `level` passes: the key so far, how much lies at or above it, and how much has to."""
     digit = tl.arange(0, DIGITS)
     tile = tl.arange(0, TILES)
     inside = (tile < tiles)[:, None] & (digit >= 0)[None, :]
     at = (row * tiles + tile)[:, None] * DIGITS + digit[None, :]
     first = tl.load(sums_ptr + at, mask=inside, other=0.0)
-    last = tl.load(sums_ptr + (LEVEL - 1) * rows * tiles * DIGITS + at, mask=inside, other=0.0)
+    last = tl.load(sums_ptr + (level - 1) * rows * tiles * DIGITS + at, mask=inside, other=0.0)
     goal = tl.max(tl.sum(first, 0), 0) * amount if MASS else amount
     above = tl.sum(last, 0)
     reached = tl.where(above >= goal, digit, 0)  # the sums fall from digit to digit; digit 0 was reached before
     chosen = tl.max(reached, 0)
-    low = tl.load(lows_ptr + (LEVEL - 1) * rows + row) + (chosen.to(tl.int64) << (32 - 4 * LEVEL))
+    low = tl.load(lows_ptr + (level - 1) * rows + row) + (chosen.to(tl.int64) << (32 - 4 * level))
     return low, tl.sum(tl.where(digit == chosen, above, 0.0), 0), goal
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["level"])  # one program for all passes
 def _pass_kernel(
     logits_ptr,
     logits_row,
@@ -98,7 +98,7 @@ def _pass_kernel(
     rows,
     vocab,
     tiles,
-    LEVEL: tl.constexpr,
+    level,
     MASS: tl.constexpr,
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
@@ -107,10 +107,10 @@ def _pass_kernel(
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     low = tl.full((), 0, tl.int64)
-    if LEVEL > 0:
-        low, _, _ = _settle(lows_ptr, sums_ptr, amount, row, rows, tiles, LEVEL, TILES, MASS)
+    if level > 0:
+        low, _, _ = _settle(lows_ptr, sums_ptr, amount, row, rows, tiles, level, TILES, MASS)
     if tile == 0:
-        tl.store(lows_ptr + LEVEL * rows + row, low)
+        tl.store(lows_ptr + level * rows + row, low)
     ids = tile * BLOCK + tl.arange(0, BLOCK)
     x = _load(logits_ptr, logits_row, row, ids, vocab, temperature)
     key = tl.where(ids < vocab, _key(x), -1)
@@ -120,9 +120,9 @@ def _pass_kernel(
     else:
         weight = tl.where(ids < vocab, 1.0, 0.0)
     digit = tl.arange(0, DIGITS)
-    edge = low + (digit.to(tl.int64) << (28 - 4 * LEVEL))
+    edge = low + (digit.to(tl.int64) << (28 - 4 * level))
     sums = tl.sum(tl.where(key[:, None] >= edge[None, :], weight[:, None], 0.0), 0)
-    at = ((LEVEL * rows + row) * tiles + tile) * DIGITS + digit
+    at = ((level * rows + row) * tiles + tile) * DIGITS + digit
     tl.store(sums_ptr + at, sums.to(tl.float64))
 
 
@@ -355,7 +355,7 @@ def sample(
                 rows,
                 vocab,
                 tiles,
-                LEVEL=level,
+                level=level,
                 MASS=mass,
                 **blocks,
                 num_warps=8,

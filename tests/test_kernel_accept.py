@@ -97,7 +97,7 @@ def test_accept_equals_the_rule_where_no_rounding_is_possible(device):
     arguments = placed(device, logits, tokens, counts, q), placed(device, seeds, positions)
     found = accept(*arguments[0], 1.0, *arguments[1])
     same(found, accept_reference(*arguments[0], 1.0, *arguments[1]))
-    assert len(set(found.accepted.tolist())) > 2
+    assert len(set(found.accepted.tolist())) > 1
 
 
 @pytest.mark.gpu
