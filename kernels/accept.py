@@ -323,8 +323,8 @@ def accept(
     stats = torch.empty(rows, places, 2, tiles, dtype=torch.float32, device=logits.device)
     closing = torch.empty(rows, 2, dtype=torch.float32, device=logits.device)
     sums = torch.empty(rows, 2, tiles, dtype=torch.float64, device=logits.device)
-    drawn = (logits, *logits.stride()[:2], tokens, *tokens.stride(), counts)
-    drawn += (logits, 0, 0) if q is None else (q, *q.stride()[:2])
+    offered = (logits, 0, 0) if q is None else (q, *q.stride()[:2])  # compiled kernels take no null pointer
+    drawn = (logits, *logits.stride()[:2], tokens, *tokens.stride(), counts, *offered)
     sizes = {"k": k, "vocab": vocab, "tiles": tiles}
     one_hot_q = q is None or k == 0
     padded = triton.next_power_of_2(tiles)
