@@ -169,7 +169,7 @@ def splits_for(rows: int, kv_heads: int, capacity: int, device: torch.device) ->
     """Stretches per row: enough programs to fill the device twice, none shorter than two steps at full capacity."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
     wanted = triton.cdiv(2 * processors, rows * kv_heads)
-    return max(1, min(wanted, capacity // (2 * BLOCK_N), MOST_SPLITS))
+    return int(max(1, min(wanted, capacity // (2 * BLOCK_N), MOST_SPLITS)))
 
 
 def tree_attention(
