@@ -90,7 +90,7 @@ print(" ".join(sorted(compiled)))
 """
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [90])
 def test_every_kernel_compiles_without_a_gpu(tmp_path, capability):
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
