@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
 import torch
+
+# Without a GPU kernels run in Triton's interpreter, which is chosen once, when triton is first imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from spectune.decoding.loading import Loaded, load
 
