@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from spectune.decoding import fused
 from spectune.decoding.cache import KVStore, Step
 from spectune.errors import UsageError
 
@@ -65,6 +66,8 @@ def attend_rows(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
         )
         return out.transpose(1, 2)
+    if (fused_out := fused.attend(query, key, value, step, scaling, window)) is not None:
+        return fused_out
     # The query heads that share a key head become further queries of it: the keys are read once, and the kernel does
     # not expand them, which on a CPU costs several times the attention itself.
     rows, heads, width, size = query.shape

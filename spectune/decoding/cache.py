@@ -8,7 +8,7 @@ path is moved together afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -146,6 +146,7 @@ class KVStore:
     def __init__(self, rows: int, capacity: int) -> None:
         self.rows = rows
         self.capacity = capacity
+        self.compaction: Callable[[Tensor, Tensor, Tensor], None] | None = None  # in the place of plain torch
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
@@ -201,6 +202,9 @@ class KVStore:
 
     def compact_all(self, starts: Tensor, path: Tensor, accepted: Tensor) -> None:
         """As `compact`, unconditionally and with nothing read back from the device. starts, accepted: [B]."""
+        if self.compaction is not None:
+            self.compaction(starts, path, accepted)
+            return
         places, nodes = _moves(path, accepted)
         base = starts[:, None]
         rows = torch.arange(len(path), device=path.device)[:, None]

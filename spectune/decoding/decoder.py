@@ -32,7 +32,7 @@ from spectune.decoding.stopping import StopRule
 from spectune.decoding.synthetic import SyntheticAcceptance
 from spectune.decoding.verification import OnVerdict, Verified, Verifier
 from spectune.engines.engine import Request
-from spectune.errors import UsageError
+from spectune.errors import SpectuneError, UsageError
 from spectune.measuring.clock import RoundClock, make_clock
 from spectune.sweeping.cell import Rule, Sampling
 from spectune.sweeping.recording import recorded
@@ -282,6 +282,8 @@ class Decoder:
         end = clock.mark()
         # The round's only copy to the host: [B, 4 + D] of counts and tokens.
         summary = verified.summary.tolist()
+        if any(closing < 0 for _, _, _, closing, *_ in summary):
+            raise SpectuneError("the models' outputs are not finite numbers", "try another --dtype, such as bfloat16")
         accepted_in_all = []
         done = []
         emitted_in_all = 0

@@ -71,7 +71,8 @@ def pick(weights: Tensor, u: Tensor) -> Tensor:
     total = cumulative[..., -1]
     # Strictly below the total, so that rounding can never step onto trailing zero weights.
     threshold = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, threshold.unsqueeze(-1), right=True).squeeze(-1)
+    found = torch.searchsorted(cumulative, threshold.unsqueeze(-1), right=True).squeeze(-1)
+    return found.clamp(max=weights.shape[-1] - 1)  # of weights that are not numbers, any index
 
 
 class Coins(Protocol):

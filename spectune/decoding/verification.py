@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import spectune.decoding.tree_rules as tree_rules
-from spectune.decoding import rules
+from spectune.decoding import fused, rules
 from spectune.decoding.adapter import CausalModel
 from spectune.decoding.cache import KVStore, Step, Tail
 from spectune.decoding.drafter import Draft, Round
@@ -75,9 +75,11 @@ class Verifier:
             verified = self._verify(given["newest"], drafted, inside, step)
             if shape is not None:
                 # Where the host cuts a row's path short, the row has ended and its cache is never read again.
-                self.store.compact_all(starts, verified.path, verified.summary[:, 2])
+                self.store.compact_all(starts, verified.path, verified.summary[:, 2].contiguous())
             return verified._asdict()
 
+        if tree is not None:
+            fused.prepare(self.store)
         inputs = {
             "newest": newest,
             "tokens": fixed.tokens,
@@ -118,12 +120,15 @@ def accept(logits: Tensor, draft: Draft, round_: Round, on_verdict: OnVerdict | 
 
 
 def _accept_chain(logits: Tensor, draft: Draft, round_: Round, on_verdict: OnVerdict | None) -> rules.Verdict:
+    if on_verdict is None and (verdict := fused.accept(logits, draft, round_)) is not None:
+        return verdict
     tokens, counts = draft.tokens, draft.counts
     if round_.rule == "greedy":
-        return rules.match(tokens, counts, logits.argmax(-1))
+        return rules.match(tokens, counts, _likeliest(logits))
     p = probabilities(logits, round_.sampling)
     if round_.rule == "match":
-        return rules.match(tokens, counts, _choices(p, round_, torch.arange(p.shape[1], device=p.device)))
+        verdict = rules.match(tokens, counts, _choices(p, round_, torch.arange(p.shape[1], device=p.device)))
+        return verdict._replace(token=_or_nothing(verdict.token, p))
     q = draft.probabilities
     if q is None:
         q = rules.one_hot(tokens, p.shape[-1], p.dtype)
@@ -131,15 +136,21 @@ def _accept_chain(logits: Tensor, draft: Draft, round_: Round, on_verdict: OnVer
     verdict = rule(tokens, counts, p, q, CounterCoins(round_.seeds(p.device), round_.positions(p.device)))
     if on_verdict:
         on_verdict(p, q, counts, verdict.accepted)
-    return verdict
+    return verdict._replace(token=_or_nothing(verdict.token, p, q))
 
 
 def _accept_tree(logits: Tensor, draft: Draft, tree: TokenTree, round_: Round) -> tree_rules.TreeVerdict:
     tokens, counts, q = draft.tokens, draft.counts, draft.probabilities
     logits = round_.history.apply_tree(logits, tokens, tree.parents)
     if round_.rule == "greedy":
-        return tree_rules.walk(tree, tokens, counts, logits.argmax(-1))
+        return tree_rules.walk(tree, tokens, counts, _likeliest(logits))
     p = probabilities(logits, round_.sampling)
+    verdict = _draw(p, draft, tree, round_)
+    return verdict._replace(token=_or_nothing(verdict.token, p, *([] if q is None else [q])))
+
+
+def _draw(p: Tensor, draft: Draft, tree: TokenTree, round_: Round) -> tree_rules.TreeVerdict:
+    tokens, counts, q = draft.tokens, draft.counts, draft.probabilities
     if round_.rule == "match":
         return tree_rules.walk(tree, tokens, counts, _choices(p, round_, tree.depths))
     coins = tree_rules.TreeCoins(round_.seeds(p.device), round_.positions(p.device))
@@ -149,6 +160,20 @@ def _accept_tree(logits: Tensor, draft: Draft, tree: TokenTree, round_: Round) -
         return tree_rules.distinct(tree, tokens, counts, p, coins)
     rule = tree_rules.iid if draft.siblings == "iid" else tree_rules.without_replacement
     return rule(tree, tokens, counts, p, q, coins)
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """[B, K + 1, V] -> [B, K + 1] ids; -1 where logits are not finite, as torch holds NaN to be the largest number."""
+    best = logits.argmax(-1)
+    is_finite = logits.gather(-1, best[..., None]).squeeze(-1).isfinite()
+    return torch.where(is_finite, best, -1)
+
+
+def _or_nothing(token: Tensor, *distributions: Tensor) -> Tensor:
+    """Closing tokens [B]; -1 where a distribution [B, n, V] is none: logits that overflow make all of a row NaN."""
+    for x in distributions:
+        token = torch.where(x[..., 0].isfinite().all(-1), token, -1)
+    return token
 
 
 def _choices(p: Tensor, round_: Round, depths: Tensor) -> Tensor:
