@@ -8,8 +8,7 @@ from conftest import save_tiny
 from decoding_helpers import drafter_of, random_prompts, requests_of
 from verify_helpers import prompts_of, put_drafter, save_near, spec_of, tiny_engine
 
-from spectune.decoding import rules
-from spectune.decoding.decoder import Decoder
+from spectune.decoding import rules, verification
 from spectune.decoding.generation import Generation
 from spectune.decoding.model_drafter import ModelDrafter
 from spectune.sweeping.cell import Sampling
@@ -167,14 +166,14 @@ def test_a_broken_acceptance_fails_and_is_no_tie(tiny_folder, near, monkeypatch,
 
 def test_a_cache_with_a_hole_fails(engine, near, monkeypatch):
     """After a rejection the verification writes one slot too low."""
-    good = Decoder._run_target
+    step = verification.Step
 
-    def shifted(self, ids, step, *, last_only=False):
-        if step.query > 1 and not last_only and all(s > 4 for s in step.starts):
-            step = type(step)(step.first_row, tuple(s - 1 for s in step.starts), step.query, step.device, step.tail)
-        return good(self, ids, step, last_only=last_only)
+    def shifted(first_row, starts, query, device, tail=None):
+        if query > 1 and all(s > 4 for s in starts):
+            starts = tuple(s - 1 for s in starts)
+        return step(first_row, starts, query, device, tail)
 
-    monkeypatch.setattr(Decoder, "_run_target", shifted)
+    monkeypatch.setattr(verification, "Step", shifted)
     spec, found = check(engine, near)
     assert verdict(spec, found) == "FAIL"
 

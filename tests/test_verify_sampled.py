@@ -7,8 +7,7 @@ import torch
 from decoding_helpers import drafter_of
 from verify_helpers import prompts_of, put_drafter, save_near, spec_of, tiny_engine
 
-from spectune.decoding import decoder as decoder_module
-from spectune.decoding import rules
+from spectune.decoding import rules, verification
 from spectune.decoding.model_drafter import ModelDrafter
 from spectune.decoding.random import CounterCoins, Stream, pick, uniform
 from spectune.decoding.sampling import probabilities
@@ -145,7 +144,7 @@ def test_a_verification_at_another_temperature_fails(engine, near, monkeypatch):
     def cooler(logits, sampling):
         return probabilities(logits, sampling.model_copy(update={"temperature": 0.8 * sampling.temperature}))
 
-    monkeypatch.setattr(decoder_module, "probabilities", cooler)
+    monkeypatch.setattr(verification, "probabilities", cooler)
     spec, found = check(engine, near)
     assert verdict(spec, found) == "FAIL"
     assert "likely tokens" in found.rejected
@@ -159,7 +158,7 @@ def test_tokens_outside_of_top_k_fail_even_if_they_are_few(engine, near, monkeyp
         off = {"top_k": 0} if len(calls) % 3 == 0 else {}
         return probabilities(logits, sampling.model_copy(update=off))
 
-    monkeypatch.setattr(decoder_module, "probabilities", leaking)
+    monkeypatch.setattr(verification, "probabilities", leaking)
     spec, found = check(engine, near, sampling=Sampling(temperature=1.0, top_k=30))
     assert verdict(spec, found) == "FAIL"
     assert "impossible tokens" in found.rejected
@@ -173,20 +172,20 @@ def test_a_coin_that_is_used_twice_fails(engine, monkeypatch):
             pairs = self.positions // 2
             return pick(weights, uniform(self.seeds, Stream.TARGET, pairs, torch.zeros_like(pairs)))
 
-    monkeypatch.setattr(decoder_module, "CounterCoins", Reused)
+    monkeypatch.setattr(verification, "CounterCoins", Reused)
     _, found = check(engine, "ngram:9")  # drafts nearly nothing: every token is a draw from the target
     assert "independence" in found.rejected, found
 
 
 def test_a_cache_that_keeps_rejected_tokens_fails(engine, near, monkeypatch):
     """The verification reads keys of another text from the second round on."""
-    step = decoder_module.Step
+    step = verification.Step
 
     def late(first_row, starts, query, device, tail=None):
         shifted = starts if query > 8 or first_row or min(starts) < 2 else tuple(s - 1 for s in starts)
         return step(first_row, shifted, query, device, tail)
 
-    monkeypatch.setattr(decoder_module, "Step", late)
+    monkeypatch.setattr(verification, "Step", late)
     spec, found = check(engine, near)
     assert verdict(spec, found) == "FAIL"
 

@@ -47,8 +47,8 @@ class DecodeSettings:
     schedule: KSchedule
     rule: Rule = "speculative"
     sampling: Sampling = field(default_factory=Sampling)
-    graphs: bool | None = None  # record each round's computations (see `graphs`); None: where the device gains by it
     synthetic: tuple[float, ...] | None = None  # conditional acceptance rates that override the rule's verdict
+    graphs: bool | None = None  # record each round's computations (see `graphs`); None: where the device gains by it
 
 
 @dataclass(slots=True)
