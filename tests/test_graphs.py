@@ -128,3 +128,26 @@ def test_recording_is_for_cuda_unless_somebody_says_otherwise(monkeypatch):
     assert not recorded("cpu", wanted=False)
     monkeypatch.setenv("SPECTUNE_GRAPHS", "0")
     assert not recorded("cuda:0")
+
+
+@pytest.mark.parametrize("how", ["greedy", "speculative", "match"])
+@pytest.mark.parametrize("name", ["self", "other", "early-exit:1"])
+def test_drafting_ahead_is_taken_up_where_all_rows_went_on_and_changes_nothing(target, folder, tmp_path, name, how):
+    where = {"self": folder, "other": save_tiny(tmp_path / "other", seed=5)}.get(name, name)
+    drafter = drafter_of(target, str(where))
+    _, expected = decode(target, drafter, graphs=False, how=how, tokens=30)
+    taken = []
+    propose = drafter.propose
+
+    def spy(round_):
+        draft = propose(round_)
+        taken.append(draft is not None and draft.ahead)
+        return draft
+
+    drafter.propose = spy
+    _, run = decode(target, drafter, graphs=True, how=how, tokens=30)
+    assert tokens_of(run) == tokens_of(expected)
+    assert sum(taken) > len(taken) // 3
+    assert not all(taken)  # where a row ended or began, the draft was made anew
+    rounds = [[(r.accepted, r.emitted) for r in g.rounds] for g in run.generations]
+    assert rounds == [[(r.accepted, r.emitted) for r in g.rounds] for g in expected.generations]

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from spectune.decoding.adapter import CausalModel
 from spectune.decoding.cache import KVStore, Step
-from spectune.decoding.drafter import Draft, Drafter, Kept, Recordable, Round, Row, SharesCache
+from spectune.decoding.drafter import Draft, Drafter, DraftsAhead, Kept, Recordable, Round, Row, SharesCache
 from spectune.decoding.generation import Generation, Origin, RoundTrace
-from spectune.decoding.graphs import Graphs
+from spectune.decoding.graphs import Graphs, HostCopy
 from spectune.decoding.random import Stream, pick, uniform
 from spectune.decoding.sampling import History, is_greedy, probabilities
 from spectune.decoding.schedule import KSchedule
@@ -33,7 +33,7 @@ from spectune.decoding.synthetic import SyntheticAcceptance
 from spectune.decoding.verification import OnVerdict, Verified, Verifier
 from spectune.engines.engine import Request
 from spectune.errors import SpectuneError, UsageError
-from spectune.measuring.clock import RoundClock, make_clock
+from spectune.measuring.clock import Mark, RoundClock, make_clock
 from spectune.sweeping.cell import Rule, Sampling
 from spectune.sweeping.recording import recorded
 
@@ -109,6 +109,7 @@ class Decoder:
         self.history = History(0, 0, 1.0, target.device)
         self.slots: list[Slot] = []
         self.stop_ids = torch.tensor(sorted(stop.token_ids), dtype=torch.long, device=target.device)
+        self.ahead: tuple[Mark, Mark] | None = None  # around a draft that was begun ahead
         self.on_round: Callable[[Decoder, RoundTrace], None] | None = None
         # Sampled chains only: p [B, K + 1, V], q [B, K, V], counts [B], accepted [B].
         self.on_verdict: OnVerdict | None = None  # for chains under speculative sampling; not called by recordings
@@ -280,8 +281,14 @@ class Decoder:
         newest = torch.tensor([[row.tokens[-1]] for row in rows], device=device)
         verified = self._verify(newest, draft, round_)
         end = clock.mark()
-        # The round's only copy to the host: [B, 4 + D] of counts and tokens.
-        summary = verified.summary.tolist()
+        # The round's only copy to the host: [B, 4 + D] of counts and tokens. Meanwhile the next draft may begin.
+        copy = HostCopy(verified.summary)
+        earlier, self.ahead = self.ahead, None
+        if draft is not None and self.graphs is not None and isinstance(self.drafter, DraftsAhead):
+            before = clock.mark()
+            self.drafter.draft_ahead(round_, newest, draft.tokens, verified.summary[:, 2], verified.summary[:, 3])
+            self.ahead = before, clock.mark()
+        summary = copy.rows()
         if any(closing < 0 for _, _, _, closing, *_ in summary):
             raise SpectuneError("the models' outputs are not finite numbers", "try another --dtype, such as bfloat16")
         accepted_in_all = []
@@ -310,6 +317,8 @@ class Decoder:
             self.drafter.keep(rows, Kept(accepted_in_all, verified.path, verified.states))
         seconds = time.perf_counter() - began
         draft_seconds, verify_seconds = clock.seconds(start, drafted), clock.seconds(drafted, end)
+        if draft is not None and draft.ahead and earlier is not None:
+            draft_seconds += clock.seconds(*earlier)
         for slot in self.slots:
             if full:
                 slot.generation.full_seconds += seconds

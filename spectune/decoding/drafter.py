@@ -42,6 +42,7 @@ class Draft(NamedTuple):
     steps: int  # drafter forwards this took
     tree: TokenTree | None = None  # None: a chain, node j + 1 follows node j
     siblings: Siblings = "distinct"  # how the children of one node were produced
+    ahead: bool = False  # drafted while the host still looked at the round before
     breadths: tuple[int, ...] | None = None  # most children of a node by level, the root's first, if known beforehand
 
 
@@ -205,3 +206,17 @@ class Recordable(Protocol):
 
     def record_with(self, graphs: Graphs | None) -> None:
         """Record the coming runs' computations; None: call them. Before `start`."""
+
+
+@runtime_checkable
+class DraftsAhead(Protocol):
+    """A drafter that can begin a round before the host knows how the one before ended."""
+
+    def draft_ahead(self, round_: Round, newest: Tensor, tokens: Tensor, accepted: Tensor, closing: Tensor) -> None:
+        """Draft as if every row went on; whether they did is found out at the next `propose`.
+
+        Args:
+            round_: the round that was just verified.
+            newest: [B, 1] the rows' last tokens before it; tokens: [B, K] what it drafted.
+            accepted, closing: [B] how it ended.
+        """

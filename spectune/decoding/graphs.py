@@ -84,6 +84,25 @@ class Graphs:
         self._recordings.clear()
 
 
+class HostCopy:
+    """A tensor on its way to the host, while the device goes on with other work."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._event: Any = None
+        self._copy = x
+        if x.is_cuda:
+            self._copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+            self._copy.copy_(x, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(x.device))
+
+    def rows(self) -> list[list[int]]:
+        """Wait for it."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copy.tolist()
+
+
 class _Recording:
     """Buffers of a computation."""
 

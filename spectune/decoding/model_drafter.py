@@ -11,7 +11,7 @@ from torch import Tensor
 from spectune.decoding.adapter import CausalModel
 from spectune.decoding.cache import KVStore, Slots, Step, advance, on_device
 from spectune.decoding.drafter import Draft, Kept, Round, Row
-from spectune.decoding.graphs import Graphs
+from spectune.decoding.graphs import Graphs, Tensors
 from spectune.decoding.random import pick
 from spectune.decoding.sampling import is_greedy, penalize, probabilities
 
@@ -38,6 +38,7 @@ class ModelDrafter:
         self.shares_target_cache = shares_target_cache
         self.store = KVStore(0, 0)
         self.graphs: Graphs | None = None
+        self._ahead: tuple[tuple[Row, ...], dict[str, Any]] | None = None
         self.cached: list[int] = []  # tokens of each row in the cache
 
     @property
@@ -48,6 +49,7 @@ class ModelDrafter:
         self.graphs = graphs
 
     def start(self, rows: int, capacity: int) -> None:
+        self._ahead = None
         self.cached = [0] * rows
         if rows and self.shares_target_cache:
             return
@@ -105,8 +107,14 @@ class ModelDrafter:
         starts = tuple(min(row.length, self.store.capacity) - feed for row in rows)
         ids = torch.tensor([row.tokens[-feed:] for row in rows], device=self.model.device)
         width = round_.places(limits)
+        ahead = False
         if self.graphs is not None and round_.fixed:
-            tokens, counts, q = self._recorded(self.graphs, ids, starts, round_, limits, width)
+            out = self._taken_up(rows, round_.numbers(self.model.device, limits).limits)
+            ahead = out is not None
+            if out is None:
+                places = on_device(starts, self.model.device)
+                out = self._recorded(self.graphs, ids, places, round_, round_.inputs(self.model.device, limits), width)
+            tokens, counts, q = out["tokens"], out["counts"], out["q"]
         else:
             allowed = round_.numbers(self.model.device, limits).limits
             tokens, counts, q = self._draft(ids, starts, round_, allowed, width)
@@ -120,11 +128,46 @@ class ModelDrafter:
                 # What rode along overwrote the last slots; as a stage the row may come back to them.
                 self.cached[index] = min(self.cached[index], self.store.capacity - feed)
         to = round_.device
-        return Draft(tokens.to(to), counts.to(to), None if q is None else q.to(to), width)
+        return Draft(tokens.to(to), counts.to(to), None if q is None else q.to(to), width, ahead=ahead)
+
+    def draft_ahead(self, round_: Round, newest: Tensor, tokens: Tensor, accepted: Tensor, closing: Tensor) -> None:
+        self._ahead = None
+        k, device = round_.nodes, self.model.device
+        longest = max(row.length for row in round_.rows) + 2 * (k + 1)
+        if (
+            self.graphs is None
+            or round_.device != device
+            or round_.history.seen is not None  # what the rows have seen is the host's to say
+            or min(round_.limits) < k  # some row did not draft all, so its cache lacks more
+            or longest > self.store.capacity
+        ):
+            return
+        line = torch.cat([newest, tokens], 1)
+        last = line.gather(1, accepted[:, None])  # the token before the closing one
+        ids = closing[:, None] if self.shares_target_cache else torch.cat([last, closing[:, None]], 1)
+        numbers = round_.numbers(device)
+        positions = numbers.positions + accepted + 1
+        inputs = {"seeds": numbers.seeds, "positions": positions, "limits": torch.full_like(positions, k), "seen": None}
+        out = self._recorded(self.graphs, ids, positions - ids.shape[1], round_, inputs, k)
+        self._ahead = tuple(round_.rows), out
+
+    def _taken_up(self, rows: Sequence[Row], limits: Tensor) -> dict[str, Any] | None:
+        """What was drafted ahead for these very rows, cut to their limits [B]; None if nothing was."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or len(ahead[0]) != len(rows) or any(a is not b for a, b in zip(ahead[0], rows, strict=True)):
+            return None
+        return ahead[1] | {"counts": torch.minimum(ahead[1]["counts"], limits)}
 
     def _recorded(
-        self, graphs: Graphs, ids: Tensor, starts: Slots, round_: Round, limits: Sequence[int], width: int
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        self,
+        graphs: Graphs,
+        ids: Tensor,
+        starts: Tensor,
+        round_: Round,
+        numbers: Tensors,
+        width: int,
+    ) -> dict[str, Any]:
+        """`_draft` run from its recording. numbers: see `Round.inputs`."""
         device = self.model.device
 
         def draft(given: dict[str, Any]) -> dict[str, Any]:
@@ -133,9 +176,8 @@ class ModelDrafter:
             return dict(zip(names, self._draft(given["ids"], given["starts"], inside, allowed, width), strict=True))
 
         names = ("tokens", "counts", "q")
-        inputs = {"ids": ids, "starts": on_device(starts, device), **round_.inputs(device, limits)}
-        out = graphs.run(("draft", id(self), width, round_.rule, round_.sampling), draft, inputs)
-        return out["tokens"], out["counts"], out["q"]
+        inputs = {"ids": ids, "starts": starts, **numbers}
+        return graphs.run(("draft", id(self), width, round_.rule, round_.sampling), draft, inputs)
 
     def _draft(
         self, ids: Tensor, starts: Slots, round_: Round, limits: Tensor, width: int

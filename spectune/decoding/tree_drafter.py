@@ -163,6 +163,9 @@ class TreeModelDrafter(ModelDrafter):
         if self.graphs is not None:
             self.graphs.forget()
 
+    def draft_ahead(self, round_: Round, newest: Tensor, tokens: Tensor, accepted: Tensor, closing: Tensor) -> None:
+        """Nothing: which nodes were kept, and so what the cache lacks, is not known yet."""
+
     def propose(self, round_: Round) -> Draft | None:
         round_.refuse_block()
         rows = round_.rows

@@ -59,7 +59,7 @@ class DynamicShape:
 def _rebuilt(out: Mapping[str, Any], levels: int, siblings: Siblings, breadths: tuple[int, ...] | None) -> Draft:
     """A draft from its tensors, see `tree_drafter.record`."""
     tree = TokenTree(out["parents"], levels)
-    return Draft(out["tokens"], out["counts"], out["q"], levels, tree, siblings, breadths)
+    return Draft(out["tokens"], out["counts"], out["q"], levels, tree, siblings, breadths=breadths)
 
 
 class _DynamicGrowth:
@@ -285,4 +285,4 @@ class _StaticGrowth:
             for level, q in zip(self.layout.steps, self.sources, strict=True):
                 q_all[rows, number[:, level.nodes].to(to)] = self.vocabulary.widen(q).to(to)
         chosen = tokens.gather(1, order).to(to)
-        return Draft(chosen, counts.to(to), q_all, steps, tree, self.siblings, self.layout.breadths)
+        return Draft(chosen, counts.to(to), q_all, steps, tree, self.siblings, breadths=self.layout.breadths)
