@@ -13,6 +13,7 @@ help:
 	@echo "make demo      install, sweep SmolLM2-135M on code, math and creative, recommend, write a report"
 	@echo "make methods   measure every method side by side on SmolLM2 and rewrite reports/methods.md (long)"
 	@echo "make reference  hold published figures against the formulas: reports/reference-figures.md"
+	@echo "make verify    audit the losslessness of every method on SmolLM2, greedy and sampled (long)"
 	@echo "make test      install and run the tests"
 	@echo "make test-floor  the adapter's tests on the oldest supported transformers"
 	@echo "make lossless  every drafter, K and batch against transformers' generate, in float32 (long)"
@@ -50,6 +51,10 @@ methods: $(VENV)/demo
 # What the formulas say about published figures.
 reference: $(VENV)/base
 	$(BIN)/python -m spectune.reporting.reference tests/data/reference --output reports/reference-figures.md
+
+verify: $(VENV)/demo
+	$(AUDIT) --dtype float32 --limit 3 --max-new-tokens 16
+	$(AUDIT) --temperature 0.8 --limit 4 --max-new-tokens 24 --samples 1000
 
 test: $(VENV)/test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
