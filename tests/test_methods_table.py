@@ -6,7 +6,7 @@ import json
 
 from synthetic_run import cell, rounds_of
 
-from spectune.reporting.methods import table, training_table
+from spectune.reporting.methods import curve_table, staged_table, table, training_table
 from spectune.speedup.profile import profile
 
 
@@ -43,3 +43,23 @@ def test_the_making_of_a_head_is_told_from_its_file(tmp_path):
     assert "12,345" in row
     assert "0.50, 0.25" in row
     assert "`spectune train eagle3 -o x`" in row
+
+
+def test_a_staged_drafter_stands_beside_its_second_stage_alone_with_the_reason():
+    rounds = rounds_of((4, 4), (4, 0))
+    slow = cell(drafter="staged:ngram>small", speedup=0.9, rounds=rounds, cost_ratio=0.5)
+    found = [profile(slow), profile(cell(drafter="small", speedup=1.2, rounds=rounds, cost_ratio=0.05))]
+    rows = staged_table(found).splitlines()
+    assert len(rows) == 3
+    assert "`staged:ngram>small`" in rows[2]
+    assert "seldom kept" in rows[2]
+    longer = cell(drafter="staged:ngram>small", rounds=rounds_of((4, 4), (4, 4)), cost_ratio=0.05)
+    assert "+67 % tokens a round" in staged_table([profile(longer), found[1]]).replace("67%", "67 %")
+    assert staged_table(found[1:]) == ""
+
+
+def test_the_curve_of_a_head_names_the_tokens_seen(tmp_path):
+    (tmp_path / "eagle").mkdir()
+    made = {"curve": [{"tokens": 1000, "acceptance": [0.1, 0.2]}, {"tokens": 20000, "acceptance": [0.3, 0.2]}]}
+    (tmp_path / "eagle" / "training.json").write_text(json.dumps(made))
+    assert "1,000: 0.10, 20,000: 0.30" in curve_table([tmp_path / "eagle"])  # one point per look at held-out text

@@ -68,6 +68,77 @@ def training_table(folders: Iterable[Path]) -> str:
     return markdown(head, rows)
 
 
+def staged_table(found: Sequence[Profile]) -> str:
+    """Each staged drafter beside its second stage alone, whose tokens it drafts: what the first stage gains or costs.
+
+    Empty where the run has no such pair.
+    """
+    by_place = {(p.spec.drafter, p.spec.k, p.spec.suite, p.spec.batch): p for p in found}
+    rows = []
+    for (drafter, *place), staged in by_place.items():
+        alone = by_place.get((drafter.rpartition(">")[2], *place))  # type: ignore[arg-type]
+        if not drafter.startswith("staged:") or alone is None:
+            continue
+        rows.append(
+            [
+                f"`{drafter}`",
+                staged.spec.suite,
+                str(staged.spec.batch),
+                *(f"{_number(p.acceptance.acceptance_length)}" for p in (staged, alone)),
+                *(_number(p.timing.draft_steps) for p in (staged, alone)),
+                *(_milliseconds(p.timing.draft_seconds) for p in (staged, alone)),
+                *(_speedup(p) for p in (staged, alone)),
+                _why(staged, alone),
+            ]
+        )
+    if not rows:
+        return ""
+    head = [
+        "drafter",
+        "suite",
+        "batch",
+        "acceptance length",
+        "second stage alone",
+        "drafting forwards a round",
+        "alone",
+    ]
+    head += ["drafting, ms a round", "alone", "speedup (95 %)", "alone", "what decides"]
+    return markdown(head, rows)
+
+
+def _why(staged: Profile, alone: Profile) -> str:
+    """The larger of the two differences that can decide: tokens of a round, or time of its drafting."""
+    ours, theirs = staged.timing, alone.timing
+    if ours.draft_seconds is None or theirs.draft_seconds is None or not theirs.round_seconds:
+        return "—"
+    lengths = staged.acceptance.acceptance_length, alone.acceptance.acceptance_length
+    if lengths[0] is None or lengths[1] is None:
+        return "—"
+    tokens = lengths[0] / lengths[1] - 1
+    time = (ours.draft_seconds - theirs.draft_seconds) / theirs.round_seconds
+    if abs(tokens) < 0.03 and abs(time) < 0.03:
+        return "neither: within 3 % in tokens and drafting time of a round"
+    if abs(tokens) >= abs(time):
+        return f"{tokens:+.0%} tokens a round"
+    cause = "the first stage's guesses are seldom kept" if time > 0 else "the first stage spares the second forwards"
+    return f"drafting takes {time:+.0%} of a round's time: {cause}"
+
+
+def curve_table(folders: Iterable[Path]) -> str:
+    """How each shipped head's acceptance at the first position grew with the tokens seen."""
+    rows = []
+    for folder in sorted(folders):
+        points = json.loads((folder / "training.json").read_text("utf-8")).get("curve") or []
+        if points:
+            grown = ", ".join(f"{p['tokens']:,}: {_number(p['acceptance'][0])}" for p in points)
+            rows.append([f"`{folder.name}`", grown])
+    return markdown(["head", "tokens seen: held-out acceptance at position 1"], rows)
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "—" if seconds is None else f"{1e3 * seconds:.1f}"
+
+
 def _groups(found: Sequence[Profile]) -> list[dict[int, Profile]]:
     """Profiles of one drafter, K and suite by batch, in the order of the run."""
     groups: dict[tuple[str, int, str], dict[int, Profile]] = {}
@@ -112,8 +183,10 @@ def page(run: Path, drafts: Path) -> str:
         "smallest batch. For trees K counts nodes. `make methods` measures this table again.",
         table(found),
     ]
+    if staged := staged_table(found):
+        parts += ["## Staged drafting against its second stage alone", staged]
     if heads:
-        parts += ["## The trained heads", training_table(heads)]
+        parts += ["## The trained heads", training_table(heads), curve_table(heads)]
     return "\n\n".join(parts) + "\n"
 
 
