@@ -16,6 +16,7 @@ help:
 	@echo "make verify    audit the losslessness of every method on SmolLM2, greedy and sampled (long)"
 	@echo "make test      install and run the tests"
 	@echo "make test-floor  the adapter's tests on the oldest supported transformers"
+	@echo "make test-graphs  the decoder's tests with recorded rounds, the CPU twin of CUDA graphs"
 	@echo "make lossless  every drafter, K and batch against transformers' generate, in float32 (long)"
 	@echo "make bench     our decoding against transformers' own, in one run"
 	@echo "make lint      ruff and mypy"
@@ -63,6 +64,12 @@ test: $(VENV)/test
 test-floor: $(VENV)/test
 	$(BIN)/python -m pip install --quiet --target $(VENV)/floor "transformers==5.16.0"
 	PYTHONPATH=$(VENV)/floor $(BIN)/python -m pytest -n $(JOBS) tests/test_adapter.py tests/test_decoder_greedy.py
+
+# The decoder's tests once more, every round run from recorded computations (see spectune/decoding/graphs.py).
+test-graphs: $(VENV)/test
+	SPECTUNE_GRAPHS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/test_decoder*.py tests/test_staged*.py \
+	  tests/test_tree*.py tests/test_*drafter*.py tests/test_layer_skip.py tests/test_ngram_tree.py \
+	  tests/test_native_engine.py tests/test_verify*.py tests/test_synthetic.py tests/test_generate.py
 
 lossless: $(VENV)/test
 	$(BIN)/python -m spectune.engines.lossless

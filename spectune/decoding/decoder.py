@@ -173,6 +173,8 @@ class Decoder:
         # A decoder may be kept; the caches of a finished run need not be, unless recordings use them.
         self.store = KVStore(0, 0)
         if self.drafter:
+            if isinstance(self.drafter, Recordable):
+                self.drafter.record_with(None)
             self.drafter.start(0, 0)
         return run
 

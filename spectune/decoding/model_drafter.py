@@ -211,7 +211,7 @@ class ModelDrafter:
         if round_.history.seen is not None:
             seen = round_.history.after(round_.count, before)[:, : self.shared_vocab]
             logits = penalize(logits, seen.to(logits.device), round_.history.penalty)
-        if is_greedy(round_.sampling):
+        if is_greedy(round_.sampling) or round_.rule == "typical":
             return logits.argmax(-1), None
         q = probabilities(logits, round_.sampling)
         token = pick(q, round_.draft_coins(place, logits.device))

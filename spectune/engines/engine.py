@@ -84,3 +84,11 @@ class SeesDistributions(Protocol):
 
         Empty where it does not decide acceptance: at temperature 0, for trees, and under any rule but `speculative`.
         """
+
+
+@runtime_checkable
+class KeepsRecordings(Protocol):
+    """An engine whose rounds may run from recordings."""
+
+    def recorded_bytes(self) -> int:
+        """What the recordings of the current cell hold on the device, beside the caches."""

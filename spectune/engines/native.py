@@ -208,6 +208,9 @@ class NativeEngine:
             self._recordings = spec, Graphs(self.device, spec.batch)
         return self._recordings[1]
 
+    def recorded_bytes(self) -> int:
+        return self._recordings[1].bytes if self._recordings else 0
+
     def release(self) -> None:
         self._recordings = None
         for built in self._drafters.values():

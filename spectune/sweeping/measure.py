@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
-from spectune.engines.engine import Engine, Request, Requests, SeesDistributions
+from spectune.engines.engine import Engine, KeepsRecordings, Request, Requests, SeesDistributions
 from spectune.errors import SpectuneError, UsageError
 from spectune.measuring.device_memory import watch_peak
 from spectune.sweeping.cell import Bandwidth, CellResult, CellSpec, Memory, MemoryPlan, OutputCheck, PassResult
@@ -52,6 +52,8 @@ def measure_cell(
             done = engine.run_pass(spec, requests.requests, mode=mode, repeat=repeat, order=order, on_tokens=on_tokens)
             check_counts(spec, requests.requests, done)
             passes.append(done)
+    if memory is not None and isinstance(engine, KeepsRecordings):
+        memory = memory.model_copy(update={"graph_bytes": engine.recorded_bytes()})
     bandwidth, doubts = gauge.assess(spec, passes)
     check = output_check(engine, spec, requests.requests, passes)
     left_out = (f"prompts-left-out: {'; '.join(requests.notes)}",) if requests.notes else ()
