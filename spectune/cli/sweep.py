@@ -92,6 +92,14 @@ def sweep(
     batch: Annotated[
         str | None, _option("--batch", help="Batch sizes, as 1,4 or 1-4 (default: 1).", panel=_GRID)
     ] = None,
+    plan: Annotated[
+        str | None,
+        _option(
+            "--plan",
+            help="fast measures the cells that decide and predicts the rest, full measures all (default: fast).",
+            panel=_GRID,
+        ),
+    ] = None,
     suite: Annotated[
         list[str] | None,
         _option(

@@ -17,6 +17,8 @@ SAMPLING_SETTINGS = tuple(Sampling.model_fields)
 
 MOST_THREADS = 4096
 
+PLANS = ("fast", "full")
+
 # The decoder takes lower temperatures for greedy decoding, where other rules hold.
 LOWEST_TEMPERATURE = 1e-5
 
@@ -38,6 +40,7 @@ class SweepOptions:
     suites: tuple[str, ...] = _many("suite", "code", "math", "creative")
     ks: tuple[int, ...] = _many("k", 2, 4, 8)
     batches: tuple[int, ...] = _many("batch", 1)
+    plan: str = "fast"
     repeats: int = 1
     prompts: int | None = None
     sample_seed: int | None = None
@@ -80,6 +83,8 @@ class SweepOptions:
             raise UsageError(f"--peak-bandwidth must be above 0 GB/s, not {self.peak_bandwidth}")
         if not 0 < self.memory_fraction <= 1:
             raise UsageError(f"--memory-fraction must be above 0 and at most 1, not {self.memory_fraction}")
+        if self.plan not in PLANS:
+            raise UsageError(f"no plan {self.plan!r}", f"the plans are {' and '.join(PLANS)}")
         if self.dtype not in DTYPES:
             raise UsageError(f"no dtype {self.dtype!r}", f"the dtypes are {', '.join(DTYPES)}")
         if self.rule is not None and self.rule not in get_args(Rule):

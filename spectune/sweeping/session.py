@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spectune import __version__
@@ -19,6 +19,8 @@ from spectune.sweeping.card import card_text
 from spectune.sweeping.cell import CellSpec, ModelInfo, Reading, RunInfo, Sampling
 from spectune.sweeping.command import resume_command, sweep_command
 from spectune.sweeping.estimate import Estimate, estimate, mean_context
+from spectune.sweeping.fast_plan import is_worth_it, survey
+from spectune.sweeping.fast_sweep import run_fast
 from spectune.sweeping.gauge import DeviceGauge
 from spectune.sweeping.listener import Listener, Silent
 from spectune.sweeping.measure import timestamp
@@ -62,16 +64,28 @@ def run(
         for note in job.engine.drafter_notes(drafter):
             listener.note(f"{drafter}: {note}")
     memory = tuple(memory_lines(job.loads.values(), job.where))
+    is_fast = options.plan == "fast" and is_worth_it(job.plan)
+    first = survey(job.plan) if is_fast else job.plan
     if dry_run:
-        return SweepOutcome(job.plan, job.card, estimate=job.estimate(), memory=memory)
+        outcome = SweepOutcome(first, job.card, estimate=job.estimate(first), memory=memory)
+        if is_fast:
+            said = f"fast plan: these cells of {len(job.plan)} first, then what they and some timed rounds call for"
+            return replace(outcome, fast=said)
+        return outcome
     environment = fingerprint(job.engine.target.device)
+    info = job.info(directory.name, sweep_command(options, directory.path), environment)
     notes = open_run(
         directory,
-        job.info(directory.name, sweep_command(options, directory.path), environment),
+        info.model_copy(update={"plan": first}),
         resume=resume,
         again=again,
         allow_env_mismatch=allow_env_mismatch,
     )
+
+    def extend(plan: Sequence[CellSpec]) -> None:
+        added = info.model_copy(update={"plan": tuple(plan)})
+        open_run(directory, added, resume=True, again=again, allow_env_mismatch=allow_env_mismatch)
+
     listener.card("\n".join((card_text(job.card), *memory)))
     sweep = Sweep(
         job.plan,
@@ -85,6 +99,9 @@ def run(
         {key: why for key, load in job.loads.items() if (why := infeasible(load, job.where)) is not None},
     )
     try:
+        if is_fast:
+            said = run_fast(sweep, job.plan, extend).text()
+            return replace(replace(sweep, plan=directory.info().plan).outcome(job.card), fast=said)
         sweep.run()
     except KeyboardInterrupt:
         done = sum(directory.is_finished(spec.key) for spec in job.plan)
@@ -108,8 +125,8 @@ class Job:
     loads: Mapping[str, Load]
     where: Device
 
-    def estimate(self) -> Estimate:
-        return estimate(self.plan, self.suites, self.requests, self.engine.target, self.drafters, self.card)
+    def estimate(self, plan: Sequence[CellSpec]) -> Estimate:
+        return estimate(plan, self.suites, self.requests, self.engine.target, self.drafters, self.card)
 
     def info(self, name: str, command: tuple[str, ...], environment: dict[str, object]) -> RunInfo:
         """run.json of a run that starts now."""

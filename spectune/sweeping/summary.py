@@ -93,6 +93,7 @@ def as_text(outcome: SweepOutcome) -> str:
             f"cells   {needs.cells}",
             f"tokens  at most {needs.tokens}",
             f"time    {time}: {needs.assumption}",
+            *([outcome.fast] if outcome.fast else []),
             *outcome.memory,
             card_text(outcome.card),
         )
@@ -104,6 +105,8 @@ def closing(outcome: SweepOutcome) -> str:
     lines = [f"failed ({f.reason}): {describe(f.spec)}: {f.message}" for f in outcome.failures]
     warnings = Counter(warning.split(": ")[0] for r in outcome.results for warning in r.warnings)
     lines += [f"warning {name} in {n} of {len(outcome.results)} cells" for name, n in warnings.items()]
+    if outcome.fast:
+        lines.append(outcome.fast)
     if outcome.elsewhere:
         lines.append(f"{len(outcome.elsewhere)} cells are still being measured by another process")
     if outcome.results:

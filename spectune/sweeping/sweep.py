@@ -47,6 +47,7 @@ class SweepOutcome:
     elsewhere: tuple[str, ...] = ()
     estimate: Estimate | None = None
     memory: tuple[str, ...] = ()  # the memory plan in words
+    fast: str | None = None  # what the fast plan came to, in words
 
     @property
     def exit_code(self) -> int:

@@ -1,0 +1,166 @@
+"""The fast plan: which few cells of a grid to measure, and what the others will be.
+
+    survey   one cell per drafter and suite, at the largest K and the smallest batch: what is accepted, by position
+    probes   a few rounds per drafter, batch and some K: what a round costs
+    predict  every cell of the grid: tokens per round over seconds per round, against the plain step
+    choose   the most promising cells of each suite and batch, and some others to check the predictions on
+
+A chain of length K accepts what the first K places of a longer one do, so one survey cell tells the acceptance length
+at every K. A tree has its nodes elsewhere at another K: it is surveyed at the smallest K too, and between the two the
+length is taken to grow with the logarithm of K.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from spectune.sweeping.cell import CellResult, CellSpec, Record
+from spectune.sweeping.drafter_names import drafts_trees
+
+SMALL_GRID = 36  # cells that are measured whole rather than planned
+WORTH_A_PLAN = 0.6  # a fast plan that measures more of the grid than this is not worth its probes
+CLOSE = 0.04  # cells predicted within this of the best of their suite and batch are measured too
+MOST_CLOSE = 2  # but no more than so many beside the best
+CHECKED = 0.03  # share of the grid that is measured for the predictions' sake
+_LEAST_CHECKED = 3
+
+
+class Probe(Record):
+    """Seconds of one round of a drafter, or of a plain step where `drafter` is None; medians of a short pass."""
+
+    drafter: str | None
+    batch: int
+    k: int
+    round_seconds: float
+    rounds: int
+
+
+class Prediction(Record):
+    """What a cell of the grid is expected to show."""
+
+    key: str
+    acceptance_length: float
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Cells to measure: the promising ones, and those that check the predictions."""
+
+    promising: tuple[CellSpec, ...]
+    checks: tuple[CellSpec, ...]
+
+
+def survey(grid: Sequence[CellSpec]) -> tuple[CellSpec, ...]:
+    """The cells that tell what is accepted, in the order of the grid."""
+    batch = min(spec.batch for spec in grid)
+    ks = {spec.k for spec in grid}
+    wanted = {(max(ks), False), (max(ks), True), (min(ks), True)}
+    return tuple(s for s in grid if s.batch == batch and (s.k, drafts_trees(s.drafter)) in wanted)
+
+
+def probe_places(grid: Sequence[CellSpec]) -> tuple[CellSpec, ...]:
+    """One cell of the grid, of its first suite, for each drafter, batch and probed K."""
+    ks = sorted({spec.k for spec in grid})
+    probed = {ks[0], ks[len(ks) // 2], ks[-1]}
+    suite = grid[0].suite
+    return tuple(spec for spec in grid if spec.suite == suite and spec.k in probed)
+
+
+def is_worth_it(grid: Sequence[CellSpec]) -> bool:
+    """Whether the fast plan measures clearly less than the grid."""
+    places = len({(spec.suite, spec.batch) for spec in grid})
+    return len(grid) > SMALL_GRID and len(survey(grid)) + places + _checked(grid) < WORTH_A_PLAN * len(grid)
+
+
+def predict(grid: Iterable[CellSpec], surveyed: Sequence[CellResult], probes: Sequence[Probe]) -> dict[str, Prediction]:
+    """Predictions by key, for every cell whose drafter was surveyed on its suite and probed at its batch."""
+    lengths = _lengths(surveyed)
+    plain = {p.batch: p.round_seconds for p in probes if p.drafter is None}
+    rounds: dict[tuple[str, int], dict[float, float]] = {}
+    for p in probes:
+        if p.drafter is not None:
+            rounds.setdefault((p.drafter, p.batch), {})[p.k] = p.round_seconds
+    found = {}
+    for spec in grid:
+        known = lengths.get((spec.drafter, spec.suite))
+        times = rounds.get((spec.drafter, spec.batch))
+        if known is None or times is None or spec.batch not in plain:
+            continue
+        length = _length_at(known, spec)
+        speedup = length * plain[spec.batch] / between(times, spec.k)
+        found[spec.key] = Prediction(key=spec.key, acceptance_length=length, speedup=speedup)
+    return found
+
+
+def choose(grid: Sequence[CellSpec], predictions: Mapping[str, Prediction], measured: Iterable[str]) -> Choice:
+    """What to measure next. measured: keys that are known already; they are not chosen again."""
+    known = set(measured)
+    promising: list[CellSpec] = []
+    for place in dict.fromkeys((spec.suite, spec.batch) for spec in grid):
+        here = [s for s in grid if (s.suite, s.batch) == place and s.key in predictions]
+        here.sort(key=lambda s: -predictions[s.key].speedup)
+        if here:
+            best = predictions[here[0].key].speedup
+            close = [s for s in here[1:] if predictions[s.key].speedup >= (1 - CLOSE) * best]
+            promising += [here[0], *close[:MOST_CLOSE]]
+    taken = known | {s.key for s in promising}
+    # Keys are hashes: their order is random, and the same in every process.
+    others = sorted((s for s in grid if s.key in predictions and s.key not in taken), key=lambda s: s.key)
+    return Choice(tuple(s for s in promising if s.key not in known), tuple(others[: _checked(grid)]))
+
+
+def prediction_errors(predictions: Mapping[str, Prediction], speedups: Mapping[str, float | None]) -> list[float]:
+    """|predicted / measured - 1| of the cells that have both, ascending."""
+    return sorted(
+        abs(p.speedup / measured - 1) for key, p in predictions.items() if (measured := speedups.get(key)) is not None
+    )
+
+
+def _checked(grid: Sequence[CellSpec]) -> int:
+    return max(_LEAST_CHECKED, math.ceil(CHECKED * len(grid)))
+
+
+# Accepted tokens -> rounds, of one surveyed cell.
+_Counts = dict[int, int]
+
+
+def _lengths(surveyed: Sequence[CellResult]) -> dict[tuple[str, str], dict[int, _Counts]]:
+    """By drafter and suite, and by K: how many rounds accepted how many tokens."""
+    found: dict[tuple[str, str], dict[int, _Counts]] = {}
+    for cell in surveyed:
+        counts: _Counts = {}
+        for done in cell.passes:
+            if done.mode == "speculative":
+                for request in done.requests:
+                    for c in request.rounds:
+                        counts[c.accepted] = counts.get(c.accepted, 0) + c.count
+        if counts:
+            found.setdefault((cell.spec.drafter, cell.spec.suite), {})[cell.spec.k] = counts
+    return found
+
+
+def _length_at(known: Mapping[int, _Counts], spec: CellSpec) -> float:
+    """Acceptance length at a cell's K, the target's own token included."""
+    largest = max(known)
+    if not drafts_trees(spec.drafter):
+        return _mean_length(known[largest], spec.k)
+    lengths = {k: _mean_length(counts, k) for k, counts in known.items()}
+    return between({math.log(k): length for k, length in lengths.items()}, math.log(spec.k))
+
+
+def _mean_length(counts: _Counts, k: int) -> float:
+    return 1 + sum(min(accepted, k) * n for accepted, n in counts.items()) / sum(counts.values())
+
+
+def between(points: Mapping[float, float], x: float) -> float:
+    """Linear interpolation; the nearest point's value outside of them."""
+    xs = sorted(points)
+    if x <= xs[0] or x >= xs[-1]:
+        return points[xs[0] if x <= xs[0] else xs[-1]]
+    i = bisect_left(xs, x)
+    low, high = xs[i - 1], xs[i]
+    return points[low] + (points[high] - points[low]) * (x - low) / (high - low)

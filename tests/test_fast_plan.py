@@ -1,0 +1,189 @@
+"""The fast plan: a grid's best cells are found by measuring few of them."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from fake_engine import FakeEngine
+from synthetic_run import cell, spec
+from test_sweep_session import environment, options  # noqa: F401  (fixtures)
+
+from spectune.sweeping import fast_sweep
+from spectune.sweeping.cell import RoundCount
+from spectune.sweeping.fast_plan import (
+    Probe,
+    between,
+    choose,
+    is_worth_it,
+    predict,
+    prediction_errors,
+    probe_places,
+    survey,
+)
+from spectune.sweeping.session import run
+from spectune.sweeping.summary import closing
+from spectune.sweeping.sweep import Interrupted
+
+KS, BATCHES, SUITES = range(1, 9), (1, 2, 4, 8), ("code", "math")
+RATES = {"good": 0.8, "fair": 0.6, "poor": 0.3}  # chance that a token is kept
+COSTS = {"good": 0.30, "fair": 0.08, "poor": 0.01}  # T_d / T_t
+GRID = tuple(spec(drafter=d, suite=s, batch=b, k=k) for s in SUITES for b in BATCHES for d in RATES for k in KS)
+
+
+def rate(drafter: str, suite: str) -> float:
+    return RATES[drafter] * (1.0 if suite == "code" else 0.8)
+
+
+def true_length(drafter: str, suite: str, k: int) -> float:
+    return sum(rate(drafter, suite) ** i for i in range(k + 1))
+
+
+def step(batch: int) -> float:
+    return 0.01 * (1 + 0.05 * batch)
+
+
+def round_seconds(drafter: str, batch: int, k: int) -> float:
+    return step(batch) * (1 + COSTS[drafter] * k + 0.01 * batch * k)
+
+
+def true_speedup(s) -> float:
+    return true_length(s.drafter, s.suite, s.k) * step(s.batch) / round_seconds(s.drafter, s.batch, s.k)
+
+
+def surveyed(grid=GRID, rounds: int = 100_000):
+    """Survey cells whose counts follow the rates exactly."""
+    cells = []
+    for s in survey(grid):
+        r = rate(s.drafter, s.suite)
+        shares = [r**i * (1 - r) for i in range(s.k)] + [r**s.k]
+        counts = tuple(
+            RoundCount(drafted=s.k, accepted=i, count=max(1, round(rounds * share))) for i, share in enumerate(shares)
+        )
+        cells.append(cell(drafter=s.drafter, suite=s.suite, batch=s.batch, k=s.k, rounds=counts))
+    return cells
+
+
+def probes(grid=GRID, noise=lambda: 1.0):
+    found = [Probe(drafter=None, batch=b, k=0, round_seconds=step(b) * noise(), rounds=20) for b in BATCHES]
+    for s in probe_places(grid):
+        seconds = round_seconds(s.drafter, s.batch, s.k) * noise()
+        found.append(Probe(drafter=s.drafter, batch=s.batch, k=s.k, round_seconds=seconds, rounds=20))
+    return found
+
+
+def test_the_survey_is_one_cell_per_drafter_and_suite_at_the_largest_k():
+    found = survey(GRID)
+    assert {(s.drafter, s.suite) for s in found} == {(d, s) for d in RATES for s in SUITES}
+    assert {(s.batch, s.k) for s in found} == {(1, 8)}
+    trees = survey(tuple(spec(drafter="tree:small", k=k) for k in KS))
+    assert [s.k for s in trees] == [1, 8]
+
+
+def test_predictions_follow_a_known_cost_model_at_every_k_and_batch():
+    found = predict(GRID, surveyed(), probes())
+    assert len(found) == len(GRID)
+    for s in GRID:
+        assert found[s.key].acceptance_length == pytest.approx(true_length(s.drafter, s.suite, s.k), rel=0.02)
+        assert found[s.key].speedup == pytest.approx(true_speedup(s), rel=0.03)
+
+
+def test_with_noisy_times_the_chosen_cells_hold_one_within_3_percent_of_the_best():
+    hits = total = 0
+    for seed in range(40):
+        generator = random.Random(seed)
+        found = predict(GRID, surveyed(), probes(noise=lambda g=generator: g.gauss(1, 0.03)))
+        measured = {s.key for s in survey(GRID)}
+        chosen = {s.key for s in choose(GRID, found, measured).promising} | measured
+        for suite in SUITES:
+            for batch in BATCHES:
+                here = [s for s in GRID if (s.suite, s.batch) == (suite, batch)]
+                best = max(map(true_speedup, here))
+                hits += max(true_speedup(s) for s in here if s.key in chosen) >= 0.97 * best
+                total += 1
+    assert hits / total >= 0.95
+
+
+def test_a_drafter_without_survey_or_times_is_not_predicted():
+    cells = [c for c in surveyed() if c.spec.drafter != "good"]
+    times = [p for p in probes() if p.drafter != "fair" or p.batch != 4]
+    found = predict(GRID, cells, times)
+    assert {s.key for s in GRID if s.key not in found} == {
+        s.key for s in GRID if s.drafter == "good" or (s.drafter == "fair" and s.batch == 4)
+    }
+
+
+def test_checks_are_cells_that_nothing_else_measures():
+    found = predict(GRID, surveyed(), probes())
+    measured = {s.key for s in survey(GRID)}
+    chosen = choose(GRID, found, measured)
+    keys = [s.key for s in (*chosen.promising, *chosen.checks)]
+    assert len(keys) == len(set(keys))
+    assert not measured & set(keys)
+    assert len(chosen.checks) >= 3
+
+
+def test_errors_are_relative_to_what_was_measured():
+    found = predict(GRID, surveyed(), probes())
+    first = GRID[0]
+    errors = prediction_errors({first.key: found[first.key]}, {first.key: found[first.key].speedup / 1.1})
+    assert errors == pytest.approx([0.1])
+    assert prediction_errors(found, {first.key: None}) == []
+
+
+def test_between_interpolates_and_does_not_go_beyond():
+    points = {1: 10.0, 3: 20.0, 7: 0.0}
+    assert [between(points, x) for x in (0, 1, 2, 3, 5, 7, 9)] == [10.0, 10.0, 15.0, 20.0, 10.0, 0.0, 0.0]
+
+
+def test_a_small_grid_is_measured_whole():
+    assert is_worth_it(GRID)
+    assert not is_worth_it(tuple(spec(drafter=d, k=k) for d in RATES for k in (2, 4)))
+
+
+BIG = {"ks": tuple(range(1, 9)), "batches": (1, 2, 4), "drafts": ("ngram", "small", "large")}
+
+
+def test_a_fast_sweep_measures_a_part_and_says_so_and_resumes_to_the_same(tmp_path, options):  # noqa: F811
+    outcome = run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r")
+    assert 10 < len(outcome.results) == len(outcome.plan) < 0.6 * 72
+    assert "of 72 cells measured" in closing(outcome)
+    record = json.loads((tmp_path / "r" / "fast.json").read_text())
+    assert record["grid_cells"] == 72
+    assert len(record["predictions"]) == 72
+    engine = FakeEngine()
+    again = run(options(**BIG), engine=engine, output=tmp_path / "r", resume=True)
+    assert {r.key for r in again.results} == {r.key for r in outcome.results}
+    assert not [call for call in engine.log if call[0] in ("plain", "speculative")]
+
+
+def test_an_interrupted_fast_sweep_goes_on_without_timing_again(tmp_path, options, monkeypatch):  # noqa: F811
+    calls = []
+    original = fast_sweep._probe
+
+    def counting(engine, where, requests, *, plain):
+        calls.append(where.key)
+        return original(engine, where, requests, plain=plain)
+
+    monkeypatch.setattr(fast_sweep, "_probe", counting)
+    with monkeypatch.context() as patch:
+        patch.setattr(fast_sweep, "choose", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(Interrupted):
+            run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r")
+    assert calls
+    before = len(calls)
+    run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r", resume=True)
+    assert len(calls) == before
+
+
+def test_the_full_plan_measures_all(tmp_path, options):  # noqa: F811
+    outcome = run(options(**BIG, plan="full"), engine=FakeEngine(), output=tmp_path / "r")
+    assert len(outcome.results) == 72
+    assert outcome.fast is None
+
+
+def test_a_dry_run_names_what_is_measured_first(tmp_path, options):  # noqa: F811
+    outcome = run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r", dry_run=True)
+    assert len(outcome.plan) == 3
+    assert "of 72" in outcome.fast
