@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,9 +126,16 @@ class Step:
         return self.only_start == 0 and self.query > 1 and self.tail is None
 
 
+def send(numbers: Sequence[Any], device: torch.device) -> Tensor:
+    """Whole numbers of the host on a device, without waiting for the work that is queued there."""
+    if device.type != "cuda":
+        return torch.tensor(numbers, dtype=torch.long, device=device)
+    return torch.tensor(numbers, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)
+
+
 def on_device(slots: Slots, device: torch.device) -> Tensor:
     """[B] int64."""
-    return torch.tensor(slots, device=device) if isinstance(slots, tuple) else slots
+    return send(slots, device) if isinstance(slots, tuple) else slots
 
 
 def advance(starts: Slots, by: int, last: int) -> Slots:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from spectune.decoding.adapter import CausalModel
-from spectune.decoding.cache import KVStore, Step
+from spectune.decoding.cache import KVStore, Step, send
 from spectune.decoding.drafter import Draft, Drafter, DraftsAhead, Kept, Recordable, Round, Row, SharesCache
 from spectune.decoding.generation import Generation, Origin, RoundTrace
 from spectune.decoding.graphs import Graphs, HostCopy
@@ -280,7 +280,7 @@ class Decoder:
         start = clock.mark()
         draft = self.drafter.propose(round_) if self.drafter and max(limits) > 0 else None
         drafted = clock.mark()
-        newest = torch.tensor([[row.tokens[-1]] for row in rows], device=device)
+        newest = send([[row.tokens[-1]] for row in rows], device)
         verified = self._verify(newest, draft, round_)
         end = clock.mark()
         # The round's only copy to the host: [B, 4 + D] of counts and tokens. Meanwhile the next draft may begin.

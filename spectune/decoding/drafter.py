@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from spectune.decoding.cache import KVStore
+from spectune.decoding.cache import KVStore, send
 from spectune.decoding.graphs import Graphs
 from spectune.decoding.random import Stream, uniform
 from spectune.decoding.sampling import History
@@ -105,7 +105,7 @@ class Round:
 
     def _send(self, device: torch.device, limits: Sequence[int]) -> Numbers:
         columns = [[row.seed for row in self.rows], [row.length for row in self.rows], list(limits)]
-        return Numbers(*torch.tensor(columns, device=device).reshape(3, -1))
+        return Numbers(*send(columns, device).reshape(3, -1))
 
     def refuse_block(self) -> None:
         """For drafters of trees. Raises UsageError under block verification, which looks at one path."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from spectune.decoding.cache import KVStore, Slots, Step, Tail, advance, on_device
+from spectune.decoding.cache import KVStore, Slots, Step, Tail, advance, on_device, send
 from spectune.decoding.draft_choice import chain, choose
 from spectune.decoding.drafter import Draft, Kept, Round, Row
 from spectune.decoding.eagle_network import EagleNetwork
@@ -128,7 +128,7 @@ class EagleDrafter:
         starts = tuple(self.fed[first_row : first_row + len(rows)])
         ids = [row.tokens[start + 1 : start + 1 + most] for row, start in zip(rows, starts, strict=True)]
         numbers = [[*tokens, *[0] * (most - len(tokens)), count - 1] for tokens, count in zip(ids, counts, strict=True)]
-        packed = torch.tensor(numbers, device=self.device)
+        packed = send(numbers, self.network.device)
         joined = states[0][None] if len(states) == 1 else pad_sequence(list(states), batch_first=True)
         if joined.shape[1] < most:
             joined = functional.pad(joined, (0, 0, 0, most - joined.shape[1]))

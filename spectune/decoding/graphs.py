@@ -46,7 +46,6 @@ class Graphs:
         self.unrecorded: dict[Hashable, str] = {}  # computations that cannot be recorded, and why
         self._recordings: dict[Hashable, _Recording | None] = {}
         self._stores: dict[str, KVStore] = {}
-        self._pool: Any = None
 
     def run(self, name: Hashable, function: Function, inputs: Tensors) -> dict[str, Any]:
         """Run a computation on some inputs, [b, ...] each; the outputs are cut to b rows.
@@ -145,9 +144,9 @@ class _CudaGraph(_Recording):
                 function(self.inputs)
         torch.cuda.current_stream(owner.device).wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=owner._pool):
+        # A memory pool of its own: in a shared one a graph's scratch may lie where another's outputs live.
+        with torch.cuda.graph(self.graph):
             self.outputs = dict(function(self.inputs))
-        owner._pool = self.graph.pool()
         owner.bytes += max(0, torch.cuda.memory_reserved(owner.device) - before)
 
     def replay(self) -> None:

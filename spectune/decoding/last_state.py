@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from spectune.decoding.cache import send
 from spectune.decoding.drafter import Kept, Row
 from spectune.decoding.graphs import Graphs
 
@@ -39,7 +40,7 @@ class LastState:
     def keep(self, rows: Sequence[Row], kept: Kept) -> None:
         """The newest token follows the last accepted node, whose state is the next round's."""
         assert kept.states is not None
-        accepted = torch.tensor(kept.accepted, device=kept.path.device)
+        accepted = send(kept.accepted, kept.path.device)
         node = kept.path.gather(1, accepted[:, None])[:, 0]
         row = torch.arange(len(rows), device=node.device)
         self.state[: len(rows)] = kept.states[row, node].to(self.state.device)

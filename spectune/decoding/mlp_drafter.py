@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from spectune.decoding.cache import send
 from spectune.decoding.draft_choice import chain, choose
 from spectune.decoding.drafter import Draft, Round
 from spectune.decoding.last_state import LastState
@@ -38,7 +38,7 @@ class MlpDrafter(LastState):
         steps = min(round_.places(limits), self.speculator.config.steps)
         state = self.state[: round_.count]
         device = state.device
-        newest = torch.tensor([row.tokens[-1] for row in round_.rows], device=device)
+        newest = send([row.tokens[-1] for row in round_.rows], device)
         if self.graphs is None or not round_.fixed:
             return self._draft(state, newest, steps, round_, round_.numbers(device, limits).limits)
 

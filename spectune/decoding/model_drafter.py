@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spectune.decoding.adapter import CausalModel
-from spectune.decoding.cache import KVStore, Slots, Step, advance, on_device
+from spectune.decoding.cache import KVStore, Slots, Step, advance, on_device, send
 from spectune.decoding.drafter import Draft, Kept, Round, Row
 from spectune.decoding.graphs import Graphs, Tensors
 from spectune.decoding.random import pick
@@ -105,7 +105,7 @@ class ModelDrafter:
             feed = max(self._gap(index, row) for index, row in enumerate(rows) if limits[index])
         # Rows beyond the draft's context ride along on its last slots; nothing they produce is offered.
         starts = tuple(min(row.length, self.store.capacity) - feed for row in rows)
-        ids = torch.tensor([row.tokens[-feed:] for row in rows], device=self.model.device)
+        ids = send([row.tokens[-feed:] for row in rows], self.model.device)
         width = round_.places(limits)
         ahead = False
         if self.graphs is not None and round_.fixed:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from spectune.decoding.cache import send
 from spectune.decoding.drafter import Draft, Kept, Round, Row
 from spectune.decoding.tree import TokenTree
 
@@ -133,8 +134,8 @@ class NgramDrafter:
         width = max(map(len, found))
         if width == 0:
             return None
-        tokens = torch.tensor([f + [0] * (width - len(f)) for f in found], device=round_.device)
-        counts = torch.tensor([len(f) for f in found], device=round_.device)
+        tokens = send([f + [0] * (width - len(f)) for f in found], round_.device)
+        counts = send([len(f) for f in found], round_.device)
         return Draft(tokens, torch.minimum(counts, round_.counts_before_stop(tokens)), None, 0)
 
     def keep(self, rows: Sequence[Row], kept: Kept) -> None:
@@ -159,7 +160,7 @@ class NgramTreeDrafter(NgramDrafter):
         if width == 0:
             return None
         padded = [f + [TrieNode(0, 0, 1)] * (width - len(f)) for f in found]
-        tokens, parents, _ = torch.tensor(padded).to(round_.device).unbind(-1)
-        counts = torch.tensor([len(f) for f in found], device=round_.device)
+        tokens, parents, _ = send(padded, round_.device).unbind(-1)
+        counts = send([len(f) for f in found], round_.device)
         levels = max(f[-1].depth for f in found if f)
         return Draft(tokens, counts, None, 0, TokenTree(parents, levels=levels))

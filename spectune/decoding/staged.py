@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from spectune.decoding import rules
-from spectune.decoding.cache import KVStore
+from spectune.decoding.cache import KVStore, send
 from spectune.decoding.draft_choice import penalize_draft, widen
 from spectune.decoding.drafter import Draft, Drafter, Kept, Recordable, Round, Row
 from spectune.decoding.graphs import Graphs
@@ -121,8 +121,8 @@ class StagedDrafter:
                     history.add(index, new)
             self.rewind(rows, accepted)
         drafted = [row.tokens[known.length :] for row, known in zip(rows, round_.rows, strict=True)]
-        tokens = torch.tensor([d + [0] * (width - len(d)) for d in drafted], device=round_.device)
-        counts = torch.tensor(list(map(len, drafted)), device=round_.device)
+        tokens = send([d + [0] * (width - len(d)) for d in drafted], round_.device)
+        counts = send(list(map(len, drafted)), round_.device)
         return Draft(tokens, counts, _Rows.joined(recorded, len(rows), width, round_.device), steps)
 
     def _inner_round(self, round_: Round, rows: Sequence[Row], left: Sequence[int], history: History) -> Round:

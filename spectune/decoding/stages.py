@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from spectune.decoding.cache import KVStore, Slots, Step, on_device
+from spectune.decoding.cache import KVStore, Slots, Step, on_device, send
 from spectune.decoding.drafter import Drafter, Kept, Row
 from spectune.decoding.eagle_drafter import EagleDrafter
 from spectune.decoding.exit_drafter import TrimmedDrafter
@@ -165,7 +165,7 @@ class ModelStage:
         # grown since and is complete.
         lacking = [row.length - self.cached[index] for index, row in enumerate(rows) if self.room(row) > 0]
         feed = max(lacking, default=1)
-        newest = torch.tensor([row.tokens[-feed:] for row in rows], device=self.device)
+        newest = send([row.tokens[-feed:] for row in rows], self.device)
         ids = self._known(torch.cat([newest, tokens], 1))
         last = self.store.capacity - ids.shape[1]
         starts = tuple(
@@ -260,7 +260,7 @@ class EagleStage:
     def extend(self, rows: Sequence[Row], tokens: Tensor) -> tuple[Tensor, int]:
         new = tokens
         if self.lacks_newest:
-            newest = torch.tensor([row.tokens[-1:] for row in rows], device=self.device)
+            newest = send([row.tokens[-1:] for row in rows], self.device)
             new = torch.cat([newest, tokens], 1)
         if new.shape[1] == 0:
             self.outputs = self.last[:, None]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from spectune.decoding.cache import KVStore, Slots, Step, Tail, advance, on_device
+from spectune.decoding.cache import KVStore, Slots, Step, Tail, advance, on_device, send
 from spectune.decoding.draft_choice import widen
 from spectune.decoding.drafter import Draft, Round, Row
 from spectune.decoding.exit_drafter import TrimmedDrafter
@@ -235,7 +235,7 @@ class TreeModelDrafter(ModelDrafter):
             if limits[index]:
                 self.cached[index] = row.length
         starts = tuple(min(row.length, self.context) - feed for row in rows)
-        ids = torch.tensor([row.tokens[-feed:] for row in rows], device=self.model.device)
+        ids = send([row.tokens[-feed:] for row in rows], self.model.device)
         return ids.clamp(max=self.model.vocab_size - 1), starts
 
 
