@@ -161,6 +161,8 @@ def test_a_cell_divides_by_the_round_time_not_the_token_time() -> None:
     assert bandwidth.bytes_per_round == 1_010_000 + 4 * 101_000
     assert bandwidth.mbu_plain.value == pytest.approx(1_010_000 / 0.002 / 1e9)
     assert bandwidth.mbu_speculative.value == pytest.approx(1_414_000 / 0.004 / 1e9)
+    assert bandwidth.mbu_draft.value == pytest.approx(404_000 / 0.001 / 1e9)
+    assert bandwidth.mbu_verify.value == pytest.approx(1_010_000 / 0.002 / 1e9)
     assert bandwidth.mbu_plain.source == "model"
     assert bandwidth.power_watts.reason == "no GPU monitor ran"
     assert warnings == ()

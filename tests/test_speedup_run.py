@@ -6,10 +6,12 @@ import json
 import os
 
 import pytest
-from synthetic_run import cell, failed, write_run
+from synthetic_run import bandwidth, cell, failed, write_run
 
 from spectune.errors import CannotJudge, UsageError
+from spectune.speedup.profile import profile
 from spectune.speedup.run import find_run, load_run
+from spectune.sweeping.cell import Reading
 
 
 def test_cells_come_in_the_order_of_the_plan(tmp_path):
@@ -112,3 +114,14 @@ def test_the_newest_run_is_found(tmp_path):
         os.utime(path / "run.json", (1000 - n, 1000 - n))
     assert find_run(None, tmp_path / "runs").name == "new"
     assert find_run(tmp_path, tmp_path / "runs") == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("device", "used", "refused"), [("cuda:0", 1.3, True), ("cuda:0", 1.05, False), ("cpu", 3.0, False)]
+)
+def test_a_gpu_time_shorter_than_its_bytes_take_has_no_speed(device, used, refused):
+    """A CPU may hold the weights in its caches."""
+    fast = bandwidth(mbu_speculative=Reading(value=used, source="model"))
+    found = profile(cell(device=device).model_copy(update={"bandwidth": fast}))
+    assert (found.speedup.value is None) == refused
+    assert ("no time can be so short" in (found.excluded or "")) == refused

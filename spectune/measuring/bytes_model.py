@@ -126,6 +126,13 @@ def assess_bandwidth(
         mbu_speculative = Reading(value=None, reason="the number of draft steps is unknown")
     else:
         mbu_speculative = mbu(round_bytes, speculative.seconds, peak)
+    draft_bytes = round_bytes - bytes_per_step(target, batch, speculative.context or 0)
+    if mbu_speculative.value is None:
+        mbu_draft = mbu_speculative
+    elif not draft_bytes:
+        mbu_draft = Reading(value=None, reason="the drafter reads no weights")
+    else:
+        mbu_draft = mbu(draft_bytes, speculative.draft_seconds, peak)
     missing = Reading(value=None, reason="no GPU monitor ran")
     bandwidth = Bandwidth(
         bytes_per_plain_step=step_bytes,
@@ -133,6 +140,8 @@ def assess_bandwidth(
         peak_bytes_per_second=peak,
         mbu_plain=mbu_plain,
         mbu_speculative=mbu_speculative,
+        mbu_draft=mbu_draft,
+        mbu_verify=mbu(round_bytes - draft_bytes, speculative.verify_seconds, peak),
         dram_utilization=readings.dram_utilization if readings else missing,
         memory_busy=readings.memory_busy if readings else missing,
         power_watts=readings.power_watts if readings else missing,
@@ -208,6 +217,8 @@ class _Rounds:
     seconds: float | None
     context: float | None
     draft_steps: float | None
+    draft_seconds: float | None
+    verify_seconds: float | None
 
     @classmethod
     def of(cls, passes: Sequence[PassResult], mode: Literal["plain", "speculative"]) -> _Rounds:
@@ -217,6 +228,8 @@ class _Rounds:
             _weighted([_round_seconds(t, mode) for t in times], times),
             _weighted([t.mean_context for t in times], times),
             _weighted([t.draft_steps_mean for t in times], times),
+            _weighted([t.draft_mean for t in times], times),
+            _weighted([t.verify_mean for t in times], times),
         )
 
 

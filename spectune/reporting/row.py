@@ -10,17 +10,27 @@ from typing import Any
 
 from spectune.speedup.models import Prediction
 from spectune.speedup.profile import Profile
-from spectune.sweeping.cell import CellSpec, FailedCell
+from spectune.sweeping.cell import Bandwidth, CellSpec, FailedCell, Reading
 
 READINGS = (
     "peak_bytes_per_second",
     "mbu_plain",
     "mbu_speculative",
+    "mbu_draft",
+    "mbu_verify",
     "dram_utilization",
     "memory_busy",
     "power_watts",
     "sm_clock_mhz",
 )
+
+
+_OLDER = Reading(value=None, reason="written by an older version")
+
+
+def readings(bandwidth: Bandwidth) -> dict[str, Reading]:
+    """The cell's readings by name."""
+    return {name: getattr(bandwidth, name) or _OLDER for name in READINGS}
 
 
 def cell_row(p: Profile, prediction: Prediction) -> dict[str, Any]:
@@ -82,7 +92,7 @@ def cell_row(p: Profile, prediction: Prediction) -> dict[str, Any]:
         "held_out_speedup": prediction.held_out,
         "bytes_per_plain_step": bandwidth.bytes_per_plain_step,
         "bytes_per_round": bandwidth.bytes_per_round,
-        **{name: getattr(bandwidth, name).value for name in READINGS},
+        **{name: reading.value for name, reading in readings(bandwidth).items()},
         "output_check": p.cell.output_check.verdict if p.cell.output_check else None,
         "excluded": p.excluded,
         "warnings": list(p.notes),

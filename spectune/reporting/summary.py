@@ -10,7 +10,8 @@ from typing import Any
 
 from spectune.recommending.choice import Advice, Recommendation, recommend
 from spectune.recommending.flags import EngineName, Flags, flags
-from spectune.reporting.row import READINGS, cell_row, failed_row, place
+from spectune.reporting.row import cell_row, failed_row, place
+from spectune.reporting.row import readings as bandwidth_readings
 from spectune.speedup.latency import PlannedK, Surfaces, planned_k, run_surfaces
 from spectune.speedup.models import POOR, Fit, Quality, fit
 from spectune.speedup.overlap import OverlapCheck, overlap_check
@@ -209,7 +210,7 @@ def report_document(summary: Summary) -> dict[str, Any]:
 
 def bandwidth_row(p: Profile) -> dict[str, Any]:
     """The bandwidth readings of a cell, each with its source or its reason."""
-    readings = {name: getattr(p.cell.bandwidth, name).model_dump() for name in READINGS}
+    readings = {name: reading.model_dump() for name, reading in bandwidth_readings(p.cell.bandwidth).items()}
     return {"key": p.cell.key, **place(p.spec), **readings}
 
 

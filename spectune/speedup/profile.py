@@ -13,6 +13,7 @@ from spectune.sweeping.cell import LOSSY_RULES, CellResult, CellSpec
 
 TOLERANCE = 1.1  # a round may seem this much cheaper than a plain step
 FEW_PROMPTS = 5
+MOST_BANDWIDTH = 1.1  # of the measured peak: some streams are a little faster than the benchmark's
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,22 @@ def _beyond_possible(counted: Acceptance, speedup: Estimate) -> tuple[str, ...]:
 def _excluded(cell: CellResult) -> str | None:
     if cell.output_check is not None and cell.output_check.verdict == "different":
         return "its tokens differ from plain decoding, and a wrong result has no speed"
+    if (wrong := _too_fast(cell)) is not None:
+        return wrong
     wrong = next((text for r in speculative_requests(cell) if (text := miscounted(r))), None)
     return f"its counts contradict each other: {wrong}" if wrong else None
+
+
+def _too_fast(cell: CellResult) -> str | None:
+    """A GPU cannot read its weights faster than its memory moves bytes; a CPU may hold them in a cache."""
+    if not cell.spec.device.startswith("cuda"):
+        return None
+    for mode, used in (("plain", cell.bandwidth.mbu_plain), ("speculative", cell.bandwidth.mbu_speculative)):
+        if used.value is not None and used.value > MOST_BANDWIDTH:
+            return (
+                f"its {mode} rounds would have used {used.value:.2f} of the peak bandwidth, and no time can be so short"
+            )
+    return None
 
 
 def _notes(counted: Acceptance, timed: Timing, rates: Rates) -> tuple[str, ...]:

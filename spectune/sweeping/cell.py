@@ -190,13 +190,18 @@ class Reading(Record):
 
 
 class Bandwidth(Record):
-    """Bytes a round must read, against the device's peak. MBU above 1 is a warning, never clipped."""
+    """Bytes a round must read, against the device's peak. MBU above 1 is never clipped: on a GPU the time is refused.
+
+    `mbu_draft` and `mbu_verify` are those of a speculative round's two phases; None in files of older versions.
+    """
 
     bytes_per_plain_step: Count
     bytes_per_round: Count
     peak_bytes_per_second: Reading  # the achievable peak, from the copy benchmark
     mbu_plain: Reading
     mbu_speculative: Reading
+    mbu_draft: Reading | None = None
+    mbu_verify: Reading | None = None
     dram_utilization: Reading  # NVML GPM, share of theoretical bandwidth
     memory_busy: Reading  # NVML utilization.memory: share of time, not bandwidth
     power_watts: Reading
