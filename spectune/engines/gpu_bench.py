@@ -4,15 +4,15 @@
 
 In under 9 minutes (`--seconds`) it writes into the folder
 
-    gpu_bench.json   every figure with its repeats and its aim; written anew after each section, so a kill loses only one
+    gpu_bench.json   every figure with its repeats and its aim; written after each section, so a kill loses one at most
     gpu_bench.txt    the table that is also printed
     gpu_tests.txt    what pytest said
     run/             a run directory of a short sweep with synthetic acceptance, and its report.html
 
-It needs this tree on PYTHONPATH, torch, triton and transformers, and no network. What else start-up imports comes with
-these: typer, rich, pydantic, numpy, safetensors and filelock with transformers, jinja2 with torch. What does not: psutil
-(environment, sweep), pytest (tests), scipy and matplotlib (the report's models and figures), nvidia-ml-py (the GPU's
-readings in the sweep). A section whose module is missing is skipped and says so.
+It needs this tree on PYTHONPATH, torch, triton and transformers, and no network. What else start-up imports comes
+with these: typer (with rich and pydantic), numpy, safetensors and filelock with transformers, jinja2 with torch. What
+does not: psutil (environment, sweep), pytest (tests), scipy and matplotlib (the report's models and figures),
+nvidia-ml-py (the GPU's readings in the sweep). A section whose module is missing is skipped and says so.
 
 Intervals are min–max over the repeats. An aim is held against the median. On a CPU everything but the tests marked gpu
 runs too, on shapes small enough (`--target shape:FILE.json`); its figures then say nothing about a GPU.
@@ -115,8 +115,8 @@ def main(
     console = Console(highlight=False)
     outcomes = run_all(bench, seconds, console)
     facts = (
-        f"{bench.device}, {str(bench.dtype).removeprefix('torch.')}, target {target}, draft {draft}, context {context}, "
-        f"torch {torch.__version__}, transformers {transformers.__version__}"
+        f"{bench.device}, {str(bench.dtype).removeprefix('torch.')}, target {target}, draft {draft}, "
+        f"context {context}, torch {torch.__version__}, transformers {transformers.__version__}"
     )
     show(outcomes, facts, console)
     kept = Console(file=io.StringIO(), width=160, highlight=False, record=True)

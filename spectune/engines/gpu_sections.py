@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -175,9 +175,9 @@ class Bench:
         s, target = self.settings, self.engine.loaded
         drafter = self.engine.built(s.draft).drafter
         for rows in s.batches:
-            # A row less each time: recordings must serve whatever number of rows is left.
+            # Rows end at different times: recordings must serve whatever number of rows is left.
             requests = [
-                type(r)(r.id, r.token_ids, max(2 * s.k, s.tokens - i % 8), r.seed)
+                replace(r, max_new_tokens=max(2 * s.k, s.tokens - i % 8))
                 for i, r in enumerate(random_requests(rows, s.context, s.tokens, target.model.vocab_size))
             ]
             decoder = round_decoder(target.model, drafter, s.k, synthetic=(RATE,) * s.k)
