@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
-from rich.console import Console
 from typer import Typer
 from typer.testing import CliRunner
 
 from spectune.engines import gpu_bench, gpu_sections
-from spectune.engines.gpu_figures import Aim, Figure, Section, Skipped, run_section, table
+from spectune.engines.gpu_figures import Figure, Section
 from spectune.engines.gpu_sections import count_tests
 
 SHAPE = {
@@ -130,8 +128,8 @@ def test_the_share_of_the_bandwidth_is_bytes_over_time_over_the_copy_rate(sectio
     plain = sections["plain decoding"]
     copy = next(f for f in sections["bandwidth"]["figures"] if f["what"].startswith("copy"))
     gigabytes = float(plain["notes"][0].split(": ")[1].split()[0])
-    expected = gigabytes / (figure(plain, "time per step")["median"] / 1e3) / copy["median"]
-    assert figure(plain, "share of the copy bandwidth")["median"] == pytest.approx(expected, rel=0.05)
+    expected = [gigabytes / (ms / 1e3) / copy["median"] for ms in figure(plain, "time per step")["repeats"]]
+    assert figure(plain, "share of the copy bandwidth")["repeats"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_sweep_leaves_a_run_and_its_report(folder):
@@ -179,39 +177,6 @@ def test_what_was_found_before_a_kill_is_on_disk(tmp_path, monkeypatch):
     report = read(tmp_path)
     assert not report["complete"]
     assert [s["name"] for s in report["sections"]] == ["first"]
-
-
-def test_a_section_ends_when_its_seconds_are_over_and_keeps_its_figures():
-    def slow():
-        yield Figure.of("quick", "s", [1.0])
-        try:
-            time.sleep(60)
-        except Exception:
-            pytest.fail("a handler of ordinary errors must not keep a section alive")
-
-    outcome = run_section(Section("slow", 1, slow), 0.2)
-    assert outcome.status == "out of time"
-    assert outcome.seconds < 30
-    assert [f.what for f in outcome.figures] == ["quick"]
-
-
-def test_the_table_shows_aims_and_why_a_section_has_no_figures():
-    def skipped():
-        raise Skipped("no GPU")
-        yield
-
-    good = run_section(
-        Section("a", 5, lambda: iter([Figure.of("x", "ms", [3.0, 1.0, 2.0], Aim(2.5, at_least=False))])), 5
-    )
-    bad = run_section(Section("b", 5, lambda: iter([Figure.of("y", "", [0.5], Aim(0.8, at_least=True))])), 5)
-    console = Console(width=120, record=True, quiet=False)
-    console.print(table([good, bad, run_section(Section("c", 5, skipped), 5)]))
-    lines = [line.split() for line in console.export_text().splitlines()]
-    assert lines[1:] == [
-        ["a", "x", "2", "ms", "1–3", "3", "≤", "2.5", "met"],
-        ["b", "y", "0.5", "0.5–0.5", "1", "≥", "0.8", "not", "met"],
-        ["c", "skipped:", "no", "GPU"],
-    ]
 
 
 def test_counts_are_read_from_the_last_line_of_pytest():

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from spectune.engines.peers import Spread
+from spectune.engines.spread import Spread
 
 Status = Literal["done", "skipped", "failed", "out of time"]
 _AGAIN = 5.0  # seconds until the alarm rings again, should something have swallowed it
@@ -112,7 +112,10 @@ class Outcome:
 
 def run_section(section: Section, seconds: float) -> Outcome:
     """Run a section for `seconds` at most. Never raises what the section raises, but for Ctrl-C."""
-    outcome = Outcome(section.name, seconds)
+    outcome = Outcome(section.name, max(0.0, seconds))
+    if seconds <= 0:
+        outcome.status, outcome.reason = "skipped", "no time was left"
+        return outcome
     began = time.perf_counter()
     try:
         with _limit(seconds):
@@ -122,7 +125,7 @@ def run_section(section: Section, seconds: float) -> Outcome:
                 else:
                     outcome.notes.append(part)
     except OutOfTime:
-        outcome.status, outcome.reason = "out of time", f"not finished within {seconds:.0f} s"
+        outcome.status, outcome.reason = "out of time", f"not finished within {seconds:.3g} s"
     except Skipped as skipped:
         outcome.status, outcome.reason = "skipped", str(skipped)
     except ModuleNotFoundError as error:
@@ -141,7 +144,7 @@ def _limit(seconds: float) -> Iterator[None]:
         raise OutOfTime
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), _AGAIN)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
     try:
         yield
     finally:

@@ -13,7 +13,6 @@ them; a draft model's own prefill is left out too. `with prefill` is all tokens 
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +37,7 @@ from spectune.decoding.ngram import MAX_NGRAM
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
 from spectune.engines.engine import Request
+from spectune.engines.spread import Spread
 from spectune.errors import SpectuneError, UsageError
 from spectune.suites import Prompt, load_suite, render
 from spectune.suites.bundled import bundled_names
@@ -76,20 +76,6 @@ class Side:
 
     label: str
     run: Callable[[], Pass]
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure of every repeat, and their median."""
-
-    median: float
-    low: float
-    high: float
-    repeats: tuple[float, ...]
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.median(values), min(values), max(values), tuple(values))
 
 
 @dataclass(frozen=True, slots=True)
