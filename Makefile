@@ -7,7 +7,7 @@ JOBS ?= 2
 # The demo model is converted once; keep the copy beside the environment.
 export SPECTUNE_CACHE ?= $(abspath $(VENV))/cache
 
-.PHONY: help demo methods reference test test-floor lossless bench lint clean
+.PHONY: help demo methods reference test test-floor lossless bench gpu lint clean
 
 help:
 	@echo "make demo      install, sweep SmolLM2-135M on code, math and creative, recommend, write a report"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-graphs  the decoder's tests with recorded rounds, the CPU twin of CUDA graphs"
 	@echo "make lossless  every drafter, K and batch against transformers' generate, in float32 (long)"
 	@echo "make bench     our decoding against transformers' own, in one run"
+	@echo "make gpu       on a GPU: its tests, the decoder's aims, transformers and a short sweep, into OUT=runs/gpu"
 	@echo "make lint      ruff and mypy"
 
 $(VENV)/base: pyproject.toml constraints.txt
@@ -76,6 +77,16 @@ lossless: $(VENV)/test
 
 bench: $(VENV)/demo
 	$(BIN)/python -m spectune.engines.peers
+
+# With PYTHON=... on the command line that Python runs it as it is: nothing is installed.
+OUT ?= runs/gpu
+ifeq ($(origin PYTHON),command line)
+gpu:
+	PYTHONPATH=$(CURDIR) $(PYTHON) -m spectune.engines.gpu_bench --output $(OUT)
+else
+gpu: $(VENV)/test
+	$(BIN)/python -m spectune.engines.gpu_bench --output $(OUT)
+endif
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

@@ -107,6 +107,17 @@ def load(
     )
 
 
+def load_original(name: str, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """The same weights as `load` gives, a copy of their own, with transformers' attention and forward.
+
+    Raises:
+        UsageError: no such model, or not a causal language model.
+    """
+    model = _source(name, device, dtype, {"revision": None, "trust_remote_code": False}).model
+    model.set_attn_implementation("sdpa")
+    return model
+
+
 def _source(name: str, device: torch.device, dtype: torch.dtype, hub: dict[str, Any]) -> Source:
     if name.startswith(GROWN):
         wanted = parse_grown(name)

@@ -13,7 +13,6 @@ them; a draft model's own prefill is left out too. `with prefill` is all tokens 
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from spectune.decoding.decoder import Decoder, DecodeSettings
 from spectune.decoding.drafter import Drafter
@@ -38,6 +37,7 @@ from spectune.decoding.ngram import MAX_NGRAM
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
 from spectune.engines.engine import Request
+from spectune.engines.spread import Spread
 from spectune.errors import SpectuneError, UsageError
 from spectune.suites import Prompt, load_suite, render
 from spectune.suites.bundled import bundled_names
@@ -76,20 +76,6 @@ class Side:
 
     label: str
     run: Callable[[], Pass]
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure of every repeat, and their median."""
-
-    median: float
-    low: float
-    high: float
-    repeats: tuple[float, ...]
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.median(values), min(values), max(values), tuple(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +132,32 @@ class Peer:
     """A model as transformers runs it: its own attention, cache and `generate`, greedy.
 
     Args:
+        model: its folder, or the model itself, which then stays where and as it is.
         ignore_eos: run to the token limit. The model then has no end-of-sequence token at all: forbidding it
             with `min_new_tokens` would change the output, and cost transformers time for every token.
+        counts: count the model's forwards. What counts them would keep a model from being compiled as a whole.
     """
 
-    def __init__(self, folder: str, *, device: torch.device, dtype: torch.dtype, ignore_eos: bool = False) -> None:
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        ignore_eos: bool = False,
+        counts: bool = True,
+    ) -> None:
+        self.model: Any = model
+        if isinstance(model, str):
+            self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval().to(device)
         self.device = device
         eos = None if ignore_eos else self.model.generation_config.eos_token_id
         # Nothing of the model's own sampling: some configurations ask for a repetition penalty.
         self.model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=0)
+        self.counts = counts
         self.forwards = 0
-        self.model.register_forward_hook(self._count)
+        if counts:
+            self.model.register_forward_hook(self._count)
 
     def _count(self, *_: object) -> None:
         self.forwards += 1
@@ -192,7 +192,9 @@ class Peer:
             seconds += ended - began
             decode_seconds += ended - watch.first_at
             decode_tokens += len(outputs[-1]) - watch.first_tokens
-        return Pass(tuple(outputs), seconds, decode_tokens, decode_seconds, self.forwards - before)
+        # Plain decoding takes one forward per token.
+        forwards = self.forwards - before if self.counts else sum(map(len, outputs))
+        return Pass(tuple(outputs), seconds, decode_tokens, decode_seconds, forwards)
 
     @torch.inference_mode()
     def top_margin(self, tokens: Sequence[int]) -> float:
@@ -204,7 +206,11 @@ class Peer:
 
 def assistant(folder: str, k: int, *, device: torch.device, dtype: torch.dtype) -> Any:
     """A draft model that transformers lets draft exactly K tokens a round."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+    return drafting(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device), k)
+
+
+def drafting(model: Any, k: int) -> Any:
+    """The model, told to draft exactly K tokens a round where it assists."""
     # Read from the draft's own configuration; by default drafts end early where the draft is unsure.
     model.generation_config = GenerationConfig(
         pad_token_id=0,
@@ -234,20 +240,16 @@ def folder_of(target: Loaded) -> str:
     return str(target.model.model.name_or_path)
 
 
-def run_ours(
-    target: Loaded,
-    drafter: Drafter | None,
-    prompts: Sequence[Sequence[int]],
-    tokens: int,
-    *,
-    k: int,
-    batch: int = 1,
-) -> Pass:
+def decoder_of(target: Loaded, drafter: Drafter | None, k: int) -> Decoder:
+    """A greedy decoder that runs to each request's limit; it keeps what it recorded from one pass to the next."""
+    return Decoder(target.model, drafter, DecodeSettings(KSchedule.constant(k), rule="greedy"), StopRule())
+
+
+def run_ours(decoder: Decoder, prompts: Sequence[Sequence[int]], tokens: int, *, batch: int = 1) -> Pass:
     """Decode all prompts with spectune; the decode figures cover rounds with all slots busy."""
     requests = [Request(str(i), tuple(p), tokens, i) for i, p in enumerate(prompts)]
-    settings = DecodeSettings(KSchedule.constant(k), rule="greedy")
     began = time.perf_counter()
-    run = Decoder(target.model, drafter, settings, StopRule()).decode(requests, batch)
+    run = decoder.decode(requests, batch)
     seconds = time.perf_counter() - began
     return Pass(
         outputs=tuple(tuple(g.tokens) for g in run.generations),
@@ -331,13 +333,15 @@ def measure(
         drafter = None
         if drafter_name:
             drafter = build_drafter(drafter_name, target, device=device, dtype=dtype).drafter
-        return Side("spectune", lambda: run_ours(target, drafter, prompts, tokens, k=k))
+        decoder = decoder_of(target, drafter, k)
+        return Side("spectune", lambda: run_ours(decoder, prompts, tokens))
 
     def theirs(**settings: object) -> Side:
         return Side("transformers", lambda: peer.run(prompts, tokens, **settings))
 
     lookup = {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": MAX_NGRAM}
-    eight = Side(f"spectune, batch {WIDE_BATCH}", lambda: run_ours(target, None, wide, tokens, k=k, batch=WIDE_BATCH))
+    plain = decoder_of(target, None, k)
+    eight = Side(f"spectune, batch {WIDE_BATCH}", lambda: run_ours(plain, wide, tokens, batch=WIDE_BATCH))
     one = Side("spectune, batch 1", ours(None).run)
     duels = (
         ("plain", ours(None), theirs()),
