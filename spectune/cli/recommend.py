@@ -26,7 +26,7 @@ def recommend(
 
     Example: spectune recommend runs/demo --for vllm
     """
-    from spectune.recommending.flags import ENGINES
+    from spectune.recommending.exports.export import ENGINES
     from spectune.reporting.store import write_beside_run
     from spectune.reporting.summary import as_json as to_json
     from spectune.reporting.summary import recommendation_document, summarise
