@@ -314,7 +314,7 @@ def test_shipped_drafts_and_lossy_rules_are_said_to_be_what_they_are():
 def run_of(path, speedups):
     """A run with the given speedup at each (K, batch)."""
     cells = [synthetic_run.cell(k=k, batch=b, speedup=s) for (k, b), s in speedups.items()]
-    run = load_run(synthetic_run.write(path, cells))
+    run = load_run(synthetic_run.write_run(path, cells))
     return profiles(run), recommend(run, profiles(run))
 
 

@@ -83,7 +83,11 @@ def _schedule(wanted: Wanted) -> Variant:
     adaptive = ["--speculative-adaptive", "--speculative-adaptive-config", ADAPTIVE_FILE]
     require([a for a in adaptive if a.startswith("--")], FLAGS)
     write = shlex.join(["printf", "%s\\n", json.dumps(content)]) + f" > {ADAPTIVE_FILE}"
-    notes = ("More steps in a list let the server choose among them by what it sees accepted.", _LIMIT)
+    notes = (
+        "More steps in a list let the server choose among them by what it sees accepted.",
+        "Switched off by the server with data-parallel attention or two-batch overlap.",
+        _LIMIT,
+    )
     return Variant(f"{write}\n{shlex.join([*words, *adaptive])}", notes)
 
 
