@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, NoReturn
 
 from spectune.errors import UsageError
@@ -141,7 +142,7 @@ def _joint(given: Given, file: str, rounds: int | None, k: int | None) -> tuple[
     if any(not 0 <= rate <= 1 for rate in rates):
         _refuse(file, given, name, "rates lie between 0 and 1")
     joint = tuple(rates) if name == "joint" else joint_of(rates)
-    if any(later > before + _ROUNDED for before, later in zip(joint, joint[1:], strict=False)):
+    if any(later > before + _ROUNDED for before, later in pairwise(joint)):
         _refuse(file, given, name, "joint rates never rise from one position to the next")
     return joint
 

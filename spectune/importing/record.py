@@ -45,7 +45,7 @@ class Point(Record):
     tokens_per_second: Positive | None = None
     ttft_seconds: NonNegative | None = None
     tpot_seconds: Positive | None = None
-    missing: dict[str, str] = {}
+    missing: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
