@@ -18,8 +18,8 @@ from spectune.decoding.eagle_network import EagleNetwork
 from spectune.decoding.sampling import History
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
-from spectune.decoding.tree_drafter import TreeSize
 from spectune.decoding.tree_plans import DynamicPlan, StaticPlan
+from spectune.decoding.tree_size import TreeSize
 from spectune.errors import UsageError
 from spectune.heads.eagle import EagleHead, default_taps
 from spectune.sweeping.cell import Sampling

@@ -80,7 +80,10 @@ def test_the_kernels_folder_is_a_namespace():
         assert os.readlink(ROOT / "spectune" / name) == f"../{name}"
 
 
-@pytest.mark.parametrize("module", ["spectune", "spectune.cli", "spectune.sweeping.cell", "spectune.speedup.run"])
+@pytest.mark.parametrize(
+    "module",
+    ["spectune", "spectune.cli", "spectune.sweeping.cell", "spectune.speedup.run", "spectune.importing.registry"],
+)
 def test_light_modules_import_neither_torch_nor_transformers_nor_pandas(module):
     code = (
         f"import {module}, sys\n"
@@ -101,6 +104,7 @@ def test_light_modules_import_neither_torch_nor_transformers_nor_pandas(module):
                 "report",
                 "fit",
                 "export",
+                "import",
                 "generate",
                 "suites",
                 "probe",

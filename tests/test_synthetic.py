@@ -14,7 +14,8 @@ from spectune.decoding.decoder import Decoder, DecodeSettings
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
 from spectune.errors import UsageError
-from spectune.recommending.flags import flags
+from spectune.recommending.exports.engines import exports
+from spectune.recommending.exports.export import Wanted
 from spectune.reporting.summary import recommendation_document, summarise
 from spectune.speedup.profile import profile
 from spectune.sweeping.cell import Sampling
@@ -186,8 +187,8 @@ def test_every_output_says_that_acceptance_was_forced(tmp_path, capsys):
     assert document["overall"]["choice"]["synthetic"] == RATES
     assert document["losslessness"]["choice"]["verdict"] == "lossy"
     assert summary.rows[0]["synthetic"] is True
-    assert all("synthetic acceptance" in note for f in summary.flags if f.text for note in f.notes[-1:])
-    assert flags(profile(synthetic_run.cell()).config)[0].notes == ()
+    assert all("synthetic acceptance" in note for e in summary.exports if e.text for note in e.notes[-1:])
+    assert exports(Wanted(profile(synthetic_run.cell()).config, "target"))[0].notes == ()
 
 
 def test_verify_refuses_it(tiny_folder):

@@ -20,9 +20,10 @@ from spectune.decoding.sampling import penalize, probabilities
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
 from spectune.decoding.tree import TokenTree
-from spectune.decoding.tree_drafter import TreeModelDrafter, TreeSize, default_growth, vocabulary_of
+from spectune.decoding.tree_drafter import TreeModelDrafter, vocabulary_of
 from spectune.decoding.tree_plans import DynamicPlan, StaticPlan
 from spectune.decoding.tree_shapes import SequoiaTable
+from spectune.decoding.tree_size import TreeSize, default_growth
 from spectune.engines.engine import Request
 from spectune.errors import UsageError
 from spectune.heads.exit import ExitConfig, ExitHead

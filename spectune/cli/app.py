@@ -9,7 +9,20 @@ from typing import Annotated
 import typer
 
 from spectune import __version__
-from spectune.cli import doctor, export, fit, generate, probe, recommend, report, suites, sweep, train, verify
+from spectune.cli import (
+    doctor,
+    export,
+    fit,
+    generate,
+    import_results,
+    probe,
+    recommend,
+    report,
+    suites,
+    sweep,
+    train,
+    verify,
+)
 from spectune.errors import SpectuneError
 
 app = typer.Typer(
@@ -42,6 +55,7 @@ app.command("report")(report.report)
 app.command("fit")(fit.fit)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
+app.command("import")(import_results.import_results)
 app.command("train")(train.train)
 app.command("generate")(generate.generate)
 app.add_typer(suites.app, name="suites")

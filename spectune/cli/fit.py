@@ -22,6 +22,8 @@ def fit(
 
     Example: spectune fit runs/demo
     """
+    from spectune.importing.record import is_imported
+    from spectune.importing.show import show
     from spectune.reporting.store import write_beside_run
     from spectune.reporting.summary import as_json as to_json
     from spectune.reporting.summary import fit_document, summarise
@@ -30,6 +32,9 @@ def fit(
 
     wanted = None if precision is None else parse_precision(precision)
     path = find_run(run)
+    if is_imported(path):
+        show(path, "fit", as_json=as_json, unserved="--precision" if wanted else None)
+        return
     summary = summarise(path)
     document = to_json(fit_document(summary, precision=wanted))
     write_beside_run(path / "fit.json", document + "\n")

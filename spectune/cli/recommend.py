@@ -26,7 +26,9 @@ def recommend(
 
     Example: spectune recommend runs/demo --for vllm
     """
-    from spectune.recommending.flags import ENGINES
+    from spectune.importing.record import is_imported
+    from spectune.importing.show import show
+    from spectune.recommending.exports.export import ENGINES
     from spectune.reporting.store import write_beside_run
     from spectune.reporting.summary import as_json as to_json
     from spectune.reporting.summary import recommendation_document, summarise
@@ -36,6 +38,9 @@ def recommend(
     if engine is not None and wanted is None:
         raise UsageError(f"--for does not know {engine!r}", f"choose from {', '.join(ENGINES)}")
     path = find_run(run)
+    if is_imported(path):
+        show(path, "recommend", as_json=as_json, unserved="--for" if wanted else None)
+        return
     summary = summarise(path, engine=wanted)
     document = to_json(recommendation_document(summary))
     write_beside_run(path / "recommendation.json", document + "\n")

@@ -42,11 +42,10 @@ from spectune.heads.checkpoint import making_head
 from spectune.heads.medusa_layouts import load_exit
 from spectune.heads.pruned import is_pruned, load_pruned
 from spectune.sweeping.cell import ModelInfo
-from spectune.sweeping.drafter_names import drafts_trees
+from spectune.sweeping.drafter_names import TREE_PREFIXES, drafts_trees
 
 HEADS = ("medusa", "blockwise", "eagle", "eagle3", "mlp-speculator")
-TREES = ("tree", "sequoia", "specinfer")
-KINDS = ("ngram", "early-exit", "layer-skip", *HEADS, "eagle2", *TREES, "staged")
+KINDS = ("ngram", "early-exit", "layer-skip", *HEADS, "eagle2", *TREE_PREFIXES, "staged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ def _build(name: str, setting: _Setting) -> BuiltDrafter:
         kind, argument = "tree", f"eagle:{argument}"
     if kind in HEADS:
         return _head(kind, argument, setting, tree=False)
-    if kind in TREES:
+    if kind in TREE_PREFIXES:
         return _tree(name, kind, argument, setting)
     if kind == "staged":
         return _staged(name, argument, setting)
@@ -115,7 +114,7 @@ def _tree(name: str, kind: str, inner: str, setting: _Setting) -> BuiltDrafter:
     inner_kind, _, argument = inner.partition(":")
     if not inner:
         raise UsageError(f"{name!r} names no drafter", f"for example {kind}:eagle3:demo")
-    if inner_kind in ("staged", "eagle2", *TREES):
+    if inner_kind in ("staged", "eagle2", *TREE_PREFIXES):
         raise UsageError(f"{inner_kind} cannot draft inside {kind}", f"name a plain drafter: {kind}:ngram")
     if inner_kind == "ngram" or inner_kind in HEADS:
         if kind != "tree":

@@ -7,7 +7,6 @@ follows the draft's confidence, `StaticPlan` fills a shape that was planned befo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -23,21 +22,6 @@ from spectune.decoding.sampling import penalize
 from spectune.decoding.tree_growth import Frontier
 
 _MOST_PENDING = 16  # tokens fed to all rows at once; a row that lacks more catches up alone first
-
-
-class TreeSize(NamedTuple):
-    """How far a dynamic tree is searched."""
-
-    width: int  # nodes of a level that are extended, and candidates behind each
-    depth: int  # levels
-
-
-def default_growth(nodes: int) -> TreeSize:
-    """Search as wide as the root of the node budget, and a little deeper than a binary tree of that size.
-
-    EAGLE-2's own settings for 60 nodes are width 10 and depth 7; this gives 8 and 8.
-    """
-    return TreeSize(min(10, max(2, round(math.sqrt(nodes)))), math.ceil(math.log2(nodes)) + 2)
 
 
 class Vocabulary(NamedTuple):

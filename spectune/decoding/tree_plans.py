@@ -16,8 +16,9 @@ from spectune.decoding.drafter import Draft, Round, is_any
 from spectune.decoding.random import Stream, pick, uniform
 from spectune.decoding.sampling import is_greedy, probabilities
 from spectune.decoding.tree import Siblings, TokenTree
-from spectune.decoding.tree_drafter import Growth, TreeSize, Vocabulary, default_growth
+from spectune.decoding.tree_drafter import Growth, Vocabulary
 from spectune.decoding.tree_growth import DynamicTree, Frontier
+from spectune.decoding.tree_size import TreeSize, default_growth
 from spectune.sweeping.cell import Rule, Sampling
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from spectune.recommending.choice import Advice, Recommendation, recommend
-from spectune.recommending.flags import EngineName, Flags, flags
+from spectune.recommending.exports.engines import exports
+from spectune.recommending.exports.export import EngineName, Export, Wanted
+from spectune.recommending.exports.measured import measured_acceptance
+from spectune.recommending.exports.schedule import batch_schedule
 from spectune.reporting.row import cell_row, failed_row, place
 from spectune.reporting.row import readings as bandwidth_readings
 from spectune.speedup.latency import PlannedK, Surfaces, planned_k, run_surfaces
@@ -17,7 +21,7 @@ from spectune.speedup.models import POOR, Fit, Quality, fit
 from spectune.speedup.overlap import OverlapCheck, overlap_check
 from spectune.speedup.positions import Measured, Positions, acceptance_length, fit_positions
 from spectune.speedup.precision import sample_plans
-from spectune.speedup.profile import Profile, profiles
+from spectune.speedup.profile import Config, Profile, profiles
 from spectune.speedup.run import Run, load_run
 from spectune.speedup.uncertainty import LEVEL, RESAMPLES
 from spectune.sweeping.cell import CellResult, RunInfo
@@ -48,8 +52,8 @@ class Summary:
     run: Run
     profiles: tuple[Profile, ...]
     recommendation: Recommendation
-    flags: tuple[Flags, ...]  # for the overall choice
-    batch_flags: dict[int, tuple[Flags, ...]]  # for batches where another configuration is better
+    exports: tuple[Export, ...]  # for the overall choice
+    batch_exports: dict[int, tuple[Export, ...]]  # for batches where another configuration is better
     audits: tuple[Audit, ...] = ()
 
     @cached_property
@@ -126,14 +130,26 @@ def summarise(path: Path, *, engine: EngineName | None = None, allow_empty: bool
     audits = read_audits(path)
     if not found:
         return Summary(run, found, recommendation, (), {}, audits)
-    temperature, overall = found[0].spec.sampling.temperature, recommendation.overall.choice
+    overall = recommendation.overall.choice
     others = {
-        a.batch: flags(a.choice, temperature=temperature, engine=engine)
+        a.batch: exports(_wanted(a.choice, run, found, recommendation), engine=engine)
         for a in recommendation.by_batch
         if a.batch is not None and a.choice is not None and a.choice != overall
     }
-    own = flags(overall, temperature=temperature, engine=engine)
+    own = exports(_wanted(overall, run, found, recommendation) if overall else None, engine=engine)
     return Summary(run, found, recommendation, own, others, audits)
+
+
+def _wanted(choice: Config, run: Run, found: Sequence[Profile], recommendation: Recommendation) -> Wanted:
+    target, draft = run.info.target, run.info.drafters.get(choice.drafter)
+    return Wanted(
+        choice,
+        target.name,
+        found[0].spec.sampling.temperature,
+        batch_schedule(choice, recommendation.by_batch),
+        measured_acceptance(choice, found),
+        None if draft is None else draft.vocab_size == target.vocab_size,
+    )
 
 
 def recommendation_document(summary: Summary) -> dict[str, Any]:
@@ -145,8 +161,8 @@ def recommendation_document(summary: Summary) -> dict[str, Any]:
         "by_batch": [_advice(a) for a in found.by_batch],
         "by_suite": [_advice(a) for a in found.by_suite],
         "by_suite_and_batch": [_advice(a) for a in found.by_place],
-        "flags": [asdict(f) for f in summary.flags],
-        "flags_by_batch": {str(batch): [asdict(f) for f in own] for batch, own in summary.batch_flags.items()},
+        "flags": [asdict(e) for e in summary.exports],
+        "flags_by_batch": {str(batch): [asdict(e) for e in own] for batch, own in summary.batch_exports.items()},
         "excluded": [{"key": e.key, **place(e.spec), "reason": e.reason} for e in found.excluded],
         "failed": summary.failed_rows,
         "losslessness": {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from spectune.recommending.choice import Advice
-    from spectune.recommending.flags import Flags
+    from spectune.recommending.exports.export import Export, Variant
 
 _COLOURS = {"FASTER": "green", "SLOWER": "red", "CAN'T TELL": "yellow"}
 
@@ -48,15 +48,15 @@ def print_recommendation(summary: Summary, console: Console | None = None) -> No
     if len(found.by_place) > 1:
         console.print(_advice_table("by suite and batch", found.by_place, ("suite", "batch")))
     _print_trouble(summary, console)
-    if summary.flags:
+    if summary.exports:
         _line(console, "settings", "bold")
-    for flag in summary.flags:
-        _print_flags(flag, console)
-    for batch, own in summary.batch_flags.items():
+    for export in summary.exports:
+        _print_export(export, console, whole=len(summary.exports) == 1)
+    for batch, own in summary.batch_exports.items():
         # One engine was asked for; for all of them this would be pages.
         if len(own) == 1:
             _line(console, f"settings for batch {batch}", "bold")
-            _print_flags(own[0], console)
+            _print_export(own[0], console, whole=True)
 
 
 def print_fit(summary: Summary, console: Console | None = None, *, precision: float | None = None) -> None:
@@ -155,9 +155,25 @@ def _print_failed(summary: Summary, console: Console) -> None:
         _line(console, f"failed: {place}: {f.reason}: {f.message}", "red")
 
 
-def _print_flags(flag: Flags, console: Console) -> None:
-    _line(console, f"  {flag.version}", "cyan")
-    for line in (flag.text or "").splitlines():
+def _print_export(export: Export, console: Console, *, whole: bool) -> None:
+    """`whole`: with the other forms of the settings, which for every engine would be pages."""
+    _line(console, f"  {export.version}", "cyan")
+    _print_text(export.text, export.notes, console)
+    for warning in export.warnings if whole and export.text else ():
+        _line(console, f"    # known fault: {warning}", "yellow")
+    if whole:
+        _print_variant("K by batch, to try second", export.schedule, console)
+        _print_variant("forced acceptance as measured, to time the server", export.synthetic, console)
+
+
+def _print_variant(title: str, variant: Variant | None, console: Console) -> None:
+    if variant is not None:
+        _line(console, f"  {title}", "cyan")
+        _print_text(variant.text, variant.notes, console)
+
+
+def _print_text(text: str | None, notes: Sequence[str], console: Console) -> None:
+    for line in (text or "").splitlines():
         _line(console, f"    {line}")
-    for note in flag.notes:
+    for note in notes:
         _line(console, f"    # {note}", "dim")

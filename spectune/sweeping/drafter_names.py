@@ -7,12 +7,12 @@ import re
 from spectune.errors import UsageError
 from spectune.sweeping.cell import Rule
 
-TREES = ("tree", "sequoia", "specinfer", "eagle2")
+TREE_PREFIXES = ("tree", "sequoia", "specinfer")  # each before the drafter that drafts the trees
 _AT_ONCE = ("ngram", "medusa", "blockwise")
 
 
 def drafts_trees(name: str) -> bool:
-    return name.partition(":")[0] in TREES
+    return name.partition(":")[0] in (*TREE_PREFIXES, "eagle2")
 
 
 def drafts_at_once(name: str) -> bool:

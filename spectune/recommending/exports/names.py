@@ -1,0 +1,53 @@
+"""What a drafter's name, as `sweep --draft` takes it, means to a server."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from spectune.sweeping.drafter_names import TREE_PREFIXES
+
+# The n-gram lengths that spectune's own drafter looks up where its name gives none.
+NGRAM_MIN, NGRAM_MAX = 1, 4
+
+Method = Literal[
+    "draft-model",
+    "ngram",
+    "early-exit",
+    "layer-skip",
+    "eagle",
+    "eagle3",
+    "medusa",
+    "mlp-speculator",
+    "blockwise",
+    "staged",
+]
+EAGLES: tuple[Method, ...] = ("eagle", "eagle3")
+
+
+def method(drafter: str) -> Method:
+    """The kind of drafter behind a name."""
+    kind, _, rest = drafter.partition(":")
+    if kind in TREE_PREFIXES:
+        return method(rest)
+    if kind == "eagle2":
+        return "eagle"
+    return kind if kind in get_args(Method) else "draft-model"  # type: ignore[return-value]
+
+
+def head_path(drafter: str) -> str:
+    """The folder or hub id in `eagle3:PATH` or `tree:eagle3:PATH`; a draft model's name as it is."""
+    kind, _, rest = drafter.partition(":")
+    if kind in TREE_PREFIXES:
+        return head_path(rest)
+    return rest if kind == "eagle2" or kind in get_args(Method) else drafter
+
+
+def is_shipped(drafter: str) -> bool:
+    """Whether the draft is one of those in the package."""
+    return head_path(drafter) == "demo" or head_path(drafter).startswith("smollm2-")
+
+
+def ngram_lengths(drafter: str) -> tuple[int, int]:
+    """The shortest and longest n-gram that `ngram`, `ngram:N` or `ngram:MIN-MAX` looks up."""
+    low, _, high = drafter.partition(":")[2].partition("-")
+    return (int(low), int(high or low)) if low else (NGRAM_MIN, NGRAM_MAX)
