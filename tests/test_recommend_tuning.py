@@ -195,7 +195,7 @@ def test_a_crossing_is_interpolated_on_log_axes_with_an_interval():
 
 
 def test_a_crossing_outside_the_measured_sizes_is_not_invented():
-    wide = np.exp(np.random.default_rng(1).normal(0, 0.5, (500, 2))) * [2.0, 1.1]
+    wide = np.exp(np.random.default_rng(1).normal(0, 0.2, (500, 2))) * [2.0, 1.1]
     above = crossing([1, 16], [2.0, 1.1], wide)
     assert (above.value, above.pays, above.high) == (None, True, None)
     assert above.low is not None
@@ -268,13 +268,13 @@ def rated(k, kept, of=10, **changes):
 
 
 def test_a_weak_draft_is_told_its_own_break_even_beside_the_rule_of_thumb(tuned):
-    # A round of 1 + 4·0.2 + 0.6 plain steps: break-even at AL 2.4, so β = 0.35, and β is 0.2.
-    found = tuned([rated(4, 2, cost_ratio=0.2, speedup=1.8 / 2.4)])
+    # A round of 1 + 4·0.1 + 1 plain steps: break-even at AL 2.4, so β = 0.35, and β is 0.2.
+    found = tuned([rated(4, 2, cost_ratio=0.1, speedup=1.8 / 2.4)])
     (weak,) = named(found, "draft-too-weak")
     assert (weak.value, weak.threshold) == (pytest.approx(0.2), pytest.approx(0.35))
-    assert "T_d/T_t 0.20" in weak.text
+    assert "T_d/T_t 0.10" in weak.text
     assert "60%" in weak.text
-    assert not named(found, "draft-too-big")  # its time is 0.8 of a step: without it 1.8 tokens cost 1.6 … see below
+    assert not named(found, "draft-too-big")  # a free one would cost 2 steps for 1.8 tokens
 
 
 def test_a_big_draft_is_told_what_it_may_cost(tuned):

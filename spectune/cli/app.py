@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from spectune import __version__
-from spectune.cli import doctor, export, fit, generate, probe, recommend, report, suites, sweep, train, verify
+from spectune.cli import doctor, export, fit, generate, predict, probe, recommend, report, suites, sweep, train, verify
 from spectune.errors import SpectuneError
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ app.command("sweep")(sweep.sweep)
 app.command("recommend")(recommend.recommend)
 app.command("report")(report.report)
 app.command("fit")(fit.fit)
+app.command("predict")(predict.predict)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
 app.command("train")(train.train)
