@@ -38,7 +38,8 @@ def head_lines(found: WhatIf) -> Iterator[str]:
         low, high = (f"{1e6 * s:.0f}" for s in e.layer_seconds)
         yield (
             f"{found.device} in bfloat16: {e.memory[0]:.0%} to {e.memory[1]:.0%} of peak bandwidth, "
-            f"{e.compute[0]:.0%} to {e.compute[1]:.0%} of peak FLOP/s, {low} to {high} µs a layer; measured: {known}, the rest assumed"
+            f"{e.compute[0]:.0%} to {e.compute[1]:.0%} of peak FLOP/s, {low} to {high} µs a layer; "
+            f"measured: {known}, the rest assumed"
         )
 
 

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spectune.errors import UsageError
-
 from spectune.speedup.crossing import Crossing, crossing
 from spectune.speedup.curve import Array
 from spectune.speedup.devices import Device, device_of
@@ -225,7 +224,7 @@ def _own_clock(members: Sequence[Profile], surfaces: Surfaces, places: Array) ->
 
 
 def _drawn(surface: Surface, random: np.random.Generator, groups: Sequence[Array]) -> list[Array]:
-    """Times [DRAWS, batches, K] at each group of places [batches, K, (B, q, ctx)], with one error per draw and group."""
+    """Times [DRAWS, batches, K] at each group of places [batches, K, (B, q, ctx)]; one error per draw and group."""
     covariance = np.array(surface.covariance)
     drawn = random.multivariate_normal(np.array(surface.parameters), covariance, DRAWS, method="eigh")
     width = (surface.held_out_median or 0.0) / _NORMAL
