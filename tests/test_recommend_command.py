@@ -79,6 +79,59 @@ def test_one_engine_can_be_asked_for(spectune, run):
     assert "llama.cpp" in err
 
 
+def test_asking_for_an_engine_prints_the_choice_and_its_settings_alone(spectune, run):
+    _, out, _ = spectune("recommend", run, "--for", "vllm")
+    assert "draft, K 1  [FASTER]" in out
+    assert "--speculative-config" in out
+    for part in ("by batch", "regret", "Pareto", "advice", "decodes 1.5"):
+        assert part not in out
+
+
+def test_schedule_regret_and_pareto_set_are_printed_and_in_the_json(spectune, tmp_path):
+    run = write_run(tmp_path / "falls", [cell(batch=b, speedup=s) for b, s in {1: 2.0, 4: 1.2, 16: 0.6}.items()])
+    _, out, _ = spectune("recommend", run)
+    for part in ("K by batch: draft", "stops paying at batch", "regret", "Pareto set", "batch-too-large"):
+        assert part in out
+    document = strict_json(spectune("recommend", run, "--json")[1])
+    assert [row["k"] for row in document["best_schedule"]["rows"]] == [4, 4, 0]
+    assert 4 < document["best_schedule"]["crossover"]["value"] < 16
+    assert [r["policy"] for r in document["regret"]] == ["off", "static", "schedule", "oracle"]
+    assert document["objective"] is None
+
+
+def test_an_objective_leads_the_answer_and_its_settings(spectune, tmp_path):
+    run = write_run(tmp_path / "two", [cell(batch=1, k=8, speedup=2.0), cell(batch=8, k=8, speedup=0.7)])
+    code, out, _ = spectune("recommend", run, "--objective", "latency")
+    assert code == 0
+    assert "objective latency" in out
+    assert "draft, K 8 at batch 1  [FASTER]" in out
+    assert '"num_speculative_tokens": 8' in out
+    code, out, _ = spectune("recommend", run, "--objective", "throughput", "--json")
+    (found,) = strict_json(out)["objective"]
+    assert (found["speculate"], found["verdict"], found["choice"]["batch"]) == (False, "SLOWER", 8)
+    code, out, _ = spectune("recommend", run, "--objective", "goodput", "--slo", "tpot=6ms")
+    assert "goodput: TPOT at most 6 ms" in out
+    assert "draft, K 8 at batch 1" in out
+
+
+def test_wrong_objectives_and_mixes_exit_with_2(spectune, run):
+    for words in (["--objective", "speed"], ["--objective", "goodput"], ["--slo", "ttft=1s"], ["--mix", "maths=1"]):
+        code, out, err = spectune("recommend", run, *words)
+        assert (code, out) == (2, "")
+        assert err.startswith("spectune: error: ")
+        assert err.count("\n") <= 2  # the error, and what to do about it
+
+
+def test_a_mix_is_what_the_overall_answer_is_about(spectune, tmp_path):
+    cells = [cell(suite=s, suite_digest=s, speedup=v) for s, v in {"code": 3.0, "chat": 0.5}.items()]
+    run = write_run(tmp_path / "mix", cells)
+    chosen = {
+        mix: strict_json(spectune("recommend", run, "--mix", mix, "--json")[1])["overall"]["speculate"]
+        for mix in ("code=9,chat=1", "code=1,chat=9")
+    }
+    assert chosen == {"code=9,chat=1": True, "code=1,chat=9": False}
+
+
 def test_a_batch_with_a_better_configuration_has_its_own_settings(spectune, tmp_path):
     speeds = {(1, 2): 1.2, (1, 8): 2.0, (4, 2): 1.3, (4, 8): 0.7}
     run = write_run(tmp_path / "two", [cell(batch=b, k=k, speedup=s) for (b, k), s in speeds.items()])
@@ -197,7 +250,7 @@ def test_analysis_never_imports_a_model_library(run, command):
     assert drawing == str(command == "report")
 
 
-@pytest.mark.parametrize("command", ["recommend", "fit", "report", "export"])
+@pytest.mark.parametrize("command", ["recommend", "fit", "predict", "report", "export"])
 def test_every_help_has_an_example(spectune, command):
     _, out, _ = spectune(command, "--help")
     assert f"Example: spectune {command}" in out

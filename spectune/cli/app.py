@@ -15,6 +15,7 @@ from spectune.cli import (
     fit,
     generate,
     import_results,
+    predict,
     probe,
     recommend,
     report,
@@ -53,6 +54,7 @@ app.command("sweep")(sweep.sweep)
 app.command("recommend")(recommend.recommend)
 app.command("report")(report.report)
 app.command("fit")(fit.fit)
+app.command("predict")(predict.predict)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
 app.command("import")(import_results.import_results)

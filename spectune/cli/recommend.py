@@ -16,19 +16,31 @@ def recommend(
         str | None,
         typer.Option("--for", help="Settings for one engine: vllm, sglang, tensorrt-llm, llama.cpp, transformers."),
     ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(help="Choose batch and configuration by latency (tokens/s of one user), throughput or goodput."),
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option(help="For goodput: the most a request may take, as ttft=200ms,tpot=20ms.")
+    ] = None,
+    mix: Annotated[
+        str | None, typer.Option(help="Each suite's share of your tokens, as code=0.5,chat=0.5; all alike if left out.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Say which drafter, rule and K to use at each batch, or that speculation does not pay, and why.
 
-    Measured speeds decide, with a 95 % interval. The answer is also written to
-    recommendation.json in the run. The exit code is 0 for every answer, OFF included, and 3 where
-    no cell has finished.
+    Measured speeds decide, with a 95 % interval. K by batch, where speculation stops paying, what one static K
+    loses, the Pareto set and advice follow. With --for only the choice and its settings are printed.
+    The answer is also written to recommendation.json in the run. The exit code is 0 for every
+    answer, OFF included, and 3 where no cell has finished.
 
     Example: spectune recommend runs/demo --for vllm
     """
     from spectune.importing.record import is_imported
     from spectune.importing.show import show
     from spectune.recommending.exports.export import ENGINES
+    from spectune.recommending.objective import parse_objective
     from spectune.reporting.store import write_beside_run
     from spectune.reporting.summary import as_json as to_json
     from spectune.reporting.summary import recommendation_document, summarise
@@ -37,16 +49,17 @@ def recommend(
     wanted = next((name for name in ENGINES if name == engine), None)
     if engine is not None and wanted is None:
         raise UsageError(f"--for does not know {engine!r}", f"choose from {', '.join(ENGINES)}")
+    goal = parse_objective(objective, slo)
     path = find_run(run)
     if is_imported(path):
         show(path, "recommend", as_json=as_json, unserved="--for" if wanted else None)
         return
-    summary = summarise(path, engine=wanted)
+    summary = summarise(path, engine=wanted, mix=mix, goal=goal)
     document = to_json(recommendation_document(summary))
     write_beside_run(path / "recommendation.json", document + "\n")
     if as_json:
         print(document)
         return
-    from spectune.reporting.terminal import print_recommendation
+    from spectune.reporting.terminal import print_recommendation, print_settings
 
-    print_recommendation(summary)
+    (print_recommendation if wanted is None else print_settings)(summary)

@@ -7,7 +7,7 @@ wastes the least when a workload accepts less than the measured one. Measured sp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -35,8 +35,8 @@ class Option:
 class Advice:
     """The answer for one scope. `suite` and `batch` are None where the scope covers all of them.
 
-    `choice` None means OFF; `verdict` is then SLOWER if every option is, else CAN'T TELL. `speedup` is that
-    of `best`: the choice, or for OFF the option that came closest. `ranking` goes from fast to slow, `flat`
+    `choice` None means OFF. `speedup` and `verdict` are those of `best`: the choice, or for OFF the option that came
+    closest. `ranking` goes from fast to slow, `flat`
     is the part of it within 1 % of the best.
     """
 
@@ -69,36 +69,53 @@ class Recommendation:
     excluded: tuple[Exclusion, ...]
 
 
-def recommend(run: Run, profiles: Sequence[Profile]) -> Recommendation:
-    """Choose at every place of the run, and over its suites and batches."""
+def recommend(run: Run, profiles: Sequence[Profile], *, mix: Mapping[str, float] | None = None) -> Recommendation:
+    """Choose at every place of the run, and over its suites and batches.
+
+    `mix` gives each suite's share of the tokens wherever suites are pooled, and leaves the others out there.
+    """
     specs = [p.spec for p in profiles] + [f.spec for f in run.failed]
     places = sorted(dict.fromkeys((s.suite, s.batch) for s in specs), key=lambda place: (place[0], place[1]))
-    usable = [p for p in profiles if p.excluded is None and p.speedup.value is not None]
+    usable = [p for p in profiles if p.excluded is None and p.speedup.value is not None and p.spec.k > 0]
     suites, batches = _distinct(s for s, _ in places), sorted(_distinct(b for _, b in places))
+    mixed = [p for p in places if mix is None or p[0] in mix]
     return Recommendation(
-        overall=_advise(None, None, places, usable),
-        by_batch=tuple(_advise(None, b, [p for p in places if p[1] == b], usable) for b in batches),
+        overall=_advise(None, None, mixed, usable, mix),
+        by_batch=tuple(_advise(None, b, [p for p in mixed if p[1] == b], usable, mix) for b in batches),
         by_suite=tuple(_advise(s, None, [p for p in places if p[0] == s], usable) for s in suites),
         by_place=tuple(_advise(s, b, [(s, b)], usable) for s, b in places),
         excluded=tuple(Exclusion(p.spec, p.cell.key, p.excluded) for p in profiles if p.excluded),
     )
 
 
-def pooled(members: Sequence[Profile]) -> Rates:
-    """One configuration's cells as one workload: suites of a batch first, then the batches."""
-    by_batch: dict[int, list[Rates]] = {}
+def pooled(members: Sequence[Profile], mix: Mapping[str, float] | None = None) -> Rates:
+    """One configuration's cells as one workload: suites of a batch first, with `mix` as weights, then the batches."""
+    by_batch: dict[int, list[Profile]] = {}
     for p in members:
-        by_batch.setdefault(p.spec.batch, []).append(p.rates)
-    batches = [parts[0] if len(parts) == 1 else over_suites(parts) for parts in by_batch.values()]
+        by_batch.setdefault(p.spec.batch, []).append(p)
+    batches = [suites_as_one([(p.spec.suite, p.rates) for p in own], mix) for own in by_batch.values()]
     return batches[0] if len(batches) == 1 else over_batches(batches)
 
 
-def _advise(suite: str | None, batch: int | None, places: Sequence[Place], usable: Sequence[Profile]) -> Advice:
+def suites_as_one(parts: Sequence[tuple[str, Rates]], mix: Mapping[str, float] | None = None) -> Rates:
+    """The rates of several suites, by name, at one batch as one workload."""
+    if len(parts) == 1:
+        return parts[0][1]
+    return over_suites([rates for _, rates in parts], None if mix is None else [mix[suite] for suite, _ in parts])
+
+
+def _advise(
+    suite: str | None,
+    batch: int | None,
+    places: Sequence[Place],
+    usable: Sequence[Profile],
+    mix: Mapping[str, float] | None = None,
+) -> Advice:
     inside = [p for p in usable if (p.spec.suite, p.spec.batch) in places]
     measured = _distinct((p.spec.suite, p.spec.batch) for p in inside)
     members = {c: [p for p in inside if p.config == c] for c in _distinct(p.config for p in inside)}
     everywhere = {c: own for c, own in members.items() if len(own) == len(measured)}
-    options = [Option(c, estimate(pooled(own))) for c, own in everywhere.items()]
+    options = [Option(c, estimate(pooled(own, mix))) for c, own in everywhere.items()]
     ranking = sorted(options, key=lambda o: -(o.speedup.value or 0.0))
     limits = why.limits(
         unmeasured=[p for p in places if p not in measured],
@@ -111,18 +128,18 @@ def _advise(suite: str | None, batch: int | None, places: Sequence[Place], usabl
     faster = [o for o in ranking if o.speedup.verdict == "FASTER"]
     if not faster:
         best = ranking[0]
-        slower = all(o.speedup.verdict == "SLOWER" for o in ranking)
+        unsure = sum(o.speedup.verdict == "CAN'T TELL" for o in ranking[1:])
         reasons = why.off(best.config, best.speedup, everywhere[best.config], len(ranking))
         return Advice(
             suite,
             batch,
             None,
-            "SLOWER" if slower else "CAN'T TELL",
+            best.speedup.verdict,
             best.config,
             best.speedup,
             (),
             tuple(ranking),
-            (*reasons, *limits),
+            (*reasons, *(why.unsure(unsure) if best.speedup.verdict == "SLOWER" else ()), *limits),
         )
     chosen, flat = _smallest_of_flat(faster)
     own = everywhere[chosen.config]
@@ -130,7 +147,7 @@ def _advise(suite: str | None, batch: int | None, places: Sequence[Place], usabl
         *why.on(chosen.config, chosen.speedup, own),
         *why.uncertain_rival(ranking[0].config, ranking[0].speedup),
         *why.flat(chosen.config, [o.config for o in flat]),
-        *_where_not_faster(own),
+        *_where_not_faster(own, mix),
     )
     return Advice(
         suite,
@@ -154,14 +171,14 @@ def _smallest_of_flat(faster: Sequence[Option]) -> tuple[Option, list[Option]]:
     return min(same, key=lambda o: o.config.k), flat
 
 
-def _where_not_faster(members: Sequence[Profile]) -> tuple[str, ...]:
+def _where_not_faster(members: Sequence[Profile], mix: Mapping[str, float] | None) -> tuple[str, ...]:
     """A static choice may lose at some of the batches it covers."""
     by_batch: dict[int, list[Profile]] = {}
     for p in members:
         by_batch.setdefault(p.spec.batch, []).append(p)
     if len(by_batch) < 2:
         return ()
-    found = [(batch, estimate(pooled(own))) for batch, own in sorted(by_batch.items())]
+    found = [(batch, estimate(pooled(own, mix))) for batch, own in sorted(by_batch.items())]
     return tuple(why.not_faster_at(batch, speedup) for batch, speedup in found if speedup.verdict != "FASTER")
 
 

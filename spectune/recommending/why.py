@@ -28,6 +28,14 @@ def off(best: Config, speedup: Estimate, members: Sequence[Profile], options: in
     return (f"{first}, {best}, measured {_speedup(speedup)} times plain decoding{end}.", *_numbers(members))
 
 
+def unsure(others: int) -> tuple[str, ...]:
+    """Options that measured worse than the best one, which is slower, but too roughly to say so of them."""
+    if not others:
+        return ()
+    ways = "configuration" if others == 1 else "configurations"
+    return (f"{others} other {ways} measured lower still, too roughly for a verdict.",)
+
+
 def flat(chosen: Config, within: Sequence[Config]) -> tuple[str, ...]:
     """What else is as good, and how the tie was broken."""
     others = [str(c) for c in within if c != chosen]

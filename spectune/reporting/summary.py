@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,12 @@ from spectune.recommending.exports.engines import exports
 from spectune.recommending.exports.export import EngineName, Export, Wanted
 from spectune.recommending.exports.measured import measured_acceptance
 from spectune.recommending.exports.schedule import batch_schedule
+from spectune.recommending.mix import Mix, parse_mix
+from spectune.recommending.objective import Objective, ServiceLevel
+from spectune.recommending.tuning import Tuning, tune
 from spectune.reporting.row import cell_row, failed_row, place
 from spectune.reporting.row import readings as bandwidth_readings
+from spectune.reporting.tuning import tuning_document
 from spectune.speedup.latency import PlannedK, Surfaces, planned_k, run_surfaces
 from spectune.speedup.models import POOR, Fit, Quality, fit
 from spectune.speedup.overlap import OverlapCheck, overlap_check
@@ -55,6 +59,14 @@ class Summary:
     exports: tuple[Export, ...]  # for the overall choice
     batch_exports: dict[int, tuple[Export, ...]]  # for batches where another configuration is better
     audits: tuple[Audit, ...] = ()
+    mix: Mix | None = None
+    goal: tuple[Objective, ServiceLevel | None] | None = None
+
+    @cached_property
+    def tuning(self) -> Tuning:
+        """By the goal; without one the candidates are ranked by throughput."""
+        objective, slo = self.goal or ("throughput", None)
+        return tune(self.run, self.profiles, mix=self.mix, objective=objective, slo=slo)
 
     @cached_property
     def fit(self) -> Fit:
@@ -122,22 +134,38 @@ def caveats(info: RunInfo) -> tuple[str, ...]:
     return tuple(found)
 
 
-def summarise(path: Path, *, engine: EngineName | None = None, allow_empty: bool = False) -> Summary:
-    """Read a run and analyse all of it. Raises what `load_run` raises."""
+def summarise(
+    path: Path,
+    *,
+    engine: EngineName | None = None,
+    allow_empty: bool = False,
+    mix: str | None = None,
+    goal: tuple[Objective, ServiceLevel | None] | None = None,
+) -> Summary:
+    """Read a run and analyse all of it, for a `mix` of suites and a `goal` if given. Raises what `load_run` raises.
+
+    The settings are those of the goal's choice, or without a goal of the overall one.
+    """
     run = load_run(path, allow_empty=allow_empty)
     found = profiles(run)
-    recommendation = recommend(run, found)
+    shares = None if mix is None else parse_mix(mix, (p.spec.suite for p in found))
+    recommendation = recommend(run, found, mix=shares)
     audits = read_audits(path)
     if not found:
         return Summary(run, found, recommendation, (), {}, audits)
     overall = recommendation.overall.choice
+    if goal is not None:
+        summary = Summary(run, found, recommendation, (), {}, audits, shares, goal)
+        best = summary.tuning.answers[0].choice
+        wanted = _wanted(best.config, run, found, recommendation) if best and best.config else None
+        return replace(summary, exports=exports(wanted, engine=engine))
     others = {
         a.batch: exports(_wanted(a.choice, run, found, recommendation), engine=engine)
         for a in recommendation.by_batch
         if a.batch is not None and a.choice is not None and a.choice != overall
     }
     own = exports(_wanted(overall, run, found, recommendation) if overall else None, engine=engine)
-    return Summary(run, found, recommendation, own, others, audits)
+    return Summary(run, found, recommendation, own, others, audits, shares)
 
 
 def _wanted(choice: Config, run: Run, found: Sequence[Profile], recommendation: Recommendation) -> Wanted:
@@ -161,6 +189,7 @@ def recommendation_document(summary: Summary) -> dict[str, Any]:
         "by_batch": [_advice(a) for a in found.by_batch],
         "by_suite": [_advice(a) for a in found.by_suite],
         "by_suite_and_batch": [_advice(a) for a in found.by_place],
+        **tuning_document(summary.tuning, asked=summary.goal is not None),
         "flags": [asdict(e) for e in summary.exports],
         "flags_by_batch": {str(batch): [asdict(e) for e in own] for batch, own in summary.batch_exports.items()},
         "excluded": [{"key": e.key, **place(e.spec), "reason": e.reason} for e in found.excluded],

@@ -19,6 +19,15 @@ from spectune.reporting.fit_tables import (
 )
 from spectune.reporting.grid import cell, grid
 from spectune.reporting.summary import Summary, quality_line, verdict_line
+from spectune.reporting.tuning import (
+    advice_lines,
+    crossover_lines,
+    objective_lines,
+    pareto_table,
+    ranking_table,
+    regret_table,
+    schedule_table,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +44,8 @@ def print_recommendation(summary: Summary, console: Console | None = None) -> No
     console = console or _console()
     found = summary.recommendation
     _print_head(summary, console)
+    if summary.goal is not None:
+        _print_objective(summary, console)
     _line(console, f"{verdict_line(found.overall)}  [{found.overall.verdict}]", "bold")
     for reason in found.overall.why:
         _line(console, f"  {reason}")
@@ -47,7 +58,26 @@ def print_recommendation(summary: Summary, console: Console | None = None) -> No
         console.print(_advice_table("by suite", found.by_suite, ("suite",)))
     if len(found.by_place) > 1:
         console.print(_advice_table("by suite and batch", found.by_place, ("suite", "batch")))
+    _print_tuning(summary, console)
     _print_trouble(summary, console)
+    _print_settings(summary, console)
+
+
+def print_settings(summary: Summary, console: Console | None = None) -> None:
+    """The choice in one line and its settings: the answer to `--for`. What would make it wrong is said here too."""
+    console = console or _console()
+    _print_head(summary, console)
+    if summary.goal is not None:
+        for line in objective_lines(summary.tuning):
+            _line(console, line)
+    else:
+        overall = summary.recommendation.overall
+        _line(console, f"{verdict_line(overall)}  [{overall.verdict}]", "bold")
+    _print_wrong(summary, console)
+    _print_settings(summary, console)
+
+
+def _print_settings(summary: Summary, console: Console) -> None:
     if summary.exports:
         _line(console, "settings", "bold")
     for export in summary.exports:
@@ -131,10 +161,38 @@ def _line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(form.visible(text), style=style), soft_wrap=True)
 
 
-def _print_trouble(summary: Summary, console: Console) -> None:
+def _print_objective(summary: Summary, console: Console) -> None:
+    title, *lines = objective_lines(summary.tuning)
+    _line(console, title, "bold")
+    for line in lines:
+        _line(console, line)
+    if summary.tuning.answers[0].ranking:
+        console.print(ranking_table(summary.tuning.answers[0]))
+
+
+def _print_tuning(summary: Summary, console: Console) -> None:
+    """Schedule, regret and Pareto set where several batches were measured; advice in any case."""
+    tuning, best = summary.tuning, summary.tuning.best_schedule
+    if best is not None and len(best.rows) > 1:
+        console.print(schedule_table(best))
+        for line in crossover_lines(tuning, best):
+            _line(console, f"  {line}")
+        console.print(regret_table(tuning))
+        console.print(pareto_table(tuning.answers[0]))
+    if tuning.advice:
+        _line(console, "advice", "bold")
+    for line in advice_lines(tuning):
+        _line(console, f"  {line}")
+
+
+def _print_wrong(summary: Summary, console: Console) -> None:
     for e in summary.recommendation.excluded:
         place = f"{e.spec.suite}, batch {e.spec.batch}, {e.spec.drafter}, K {e.spec.k}"
         _line(console, f"WRONG RESULT: {place} is left out: {e.reason}", "bold red")
+
+
+def _print_trouble(summary: Summary, console: Console) -> None:
+    _print_wrong(summary, console)
     _print_failed(summary, console)
     # The same warning with other numbers is shown once; the page and `--json` have them all.
     seen: dict[str, list[str]] = {}

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from spectune.speedup.context import RoundCost
 from spectune.speedup.models import Curve
+from spectune.speedup.positions import Measured, acceptance_length
 from spectune.speedup.prediction import Optimum, RoundModel
 from spectune.speedup.profile import Profile
 from spectune.speedup.surface import REACH, Point, SurfaceFit, fit_surface
@@ -62,6 +64,41 @@ def planned_k(curve: Curve, surfaces: Surfaces, profiles: Sequence[Profile]) -> 
     context = fmean(p.timing.mean_context or 0.0 for p in members)
     largest = min(_LARGEST_K, int(REACH * (max(curve.ks) + 1)) - 1)
     return PlannedK(*place, model.optimum(range(1, largest + 1), curve.batch, context), None)
+
+
+def round_cost(members: Sequence[Profile], surfaces: Surfaces) -> tuple[RoundCost | None, str | None]:
+    """The cost of a round of one configuration at one batch on one or more suites, or why it is unknown."""
+    first = members[0].spec
+    target, draft = surfaces.target.best, surfaces.drafts.get(first.drafter)
+    overhead = _median(members, lambda p: p.timing.overhead_seconds)
+    drafting = _median(members, lambda p: p.timing.draft_seconds)
+    lengths = [found for p in members if (found := acceptance_length(p.cell)) is not None]
+    if target is None:
+        return None, f"the target's latency is {surfaces.target.reason}"
+    if overhead is None or drafting is None or not lengths:
+        return None, "a time of the round or its acceptance is unknown"
+    plain = _median(members, lambda p: p.timing.plain_overhead_seconds) or 0.0
+    step = _median(members, lambda p: p.timing.draft_step_seconds) or 0.0
+    at_once = draft is None
+    return RoundCost(
+        first.k,
+        first.batch,
+        _typical(lengths),
+        target,
+        draft.best if draft else None,
+        0.0 if at_once else step,
+        drafting if at_once else 0.0,
+        overhead,
+        plain,
+    ), None
+
+
+def _typical(lengths: Sequence[Measured]) -> Measured:
+    """The mean over suites of value and ends: an interval that is rather too wide."""
+    low = [m.low for m in lengths if m.low is not None]
+    high = [m.high for m in lengths if m.high is not None]
+    whole = len(low) == len(high) == len(lengths)
+    return Measured(fmean(m.value for m in lengths), fmean(low) if whole else None, fmean(high) if whole else None)
 
 
 def _round_model(curve: Curve, surfaces: Surfaces, members: Sequence[Profile]) -> tuple[RoundModel | None, str | None]:

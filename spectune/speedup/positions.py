@@ -112,6 +112,39 @@ def acceptance_length(cell: CellResult, *, resamples: int = RESAMPLES) -> Measur
     return measured(float(1 + accepted / rounds), 1 + _ratio(drawn[:, 0], drawn[:, 1]))
 
 
+def length_draws(cells: Sequence[CellResult], k: int, draws: int) -> Array | None:
+    """Acceptance lengths at 1 … k, [1 + draws, k]: as counted in the first row, then over resampled prompts.
+
+    Counted are all rounds of the cells, undrafted ones too, so the cells should share one large K. Beyond it the curve
+    goes on. None where nothing was drafted, or where a curve is needed and not identifiable. With one prompt there is
+    the first row alone.
+    """
+    requests = [r for cell in cells for r in speculative_requests(cell)]
+    row = {name: i for i, name in enumerate(sorted({r.prompt_id for r in requests}))}
+    depth = max(cell.spec.k for cell in cells)
+    kept = np.zeros((len(row), depth + 1))  # rounds that kept i tokens or more, i = 0 … depth
+    for r in requests:
+        for c in r.rounds:
+            kept[row[r.prompt_id], : c.accepted + 1] += c.count
+    if not kept[:, 1:].any():
+        return None
+    weights = np.ones((1, len(row)))
+    if len(row) > 1:
+        resampled = draw_counts(zlib.crc32(cells[0].spec.suite.encode()), len(row), draws)
+        weights = np.concatenate([weights, resampled])
+    sums = weights @ kept
+    joint = np.nan_to_num(_ratio(sums[:, 1:], sums[:, :1]))  # [1 + draws, depth]
+    found = 1 + np.cumsum(joint, axis=1)
+    if k <= depth:
+        return np.asarray(found[:, :k])
+    curve = fit_curve([CurvePoint.at(i, float(length)) for i, length in enumerate(found[0], 1)])
+    if curve is None:
+        return None
+    parameters = refit(curve, np.tri(depth), found)
+    later = np.minimum(1.0, parameters[:, :1] * parameters[:, 1:] ** (np.arange(depth, k) ** curve.p))
+    return np.concatenate([found, found[:, -1:] + np.cumsum(joint[:, -1:] * np.cumprod(later, axis=1), axis=1)], axis=1)
+
+
 def measured(value: float, draws: Array | None) -> Measured:
     """`value` with the percentile interval of its draws."""
     known = None if draws is None else draws[np.isfinite(draws)]

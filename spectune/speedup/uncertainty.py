@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spectune.speedup.timing import has_full_rounds, tokens_and_seconds
-from spectune.sweeping.cell import CellResult
+from spectune.sweeping.cell import CellResult, RequestResult
 
 RESAMPLES = 1000
 LEVEL = 0.95
-_USABLE = 0.95  # share of resamples that must give a number
+USABLE = 0.95  # share of resamples that must give a number
 
 Verdict = Literal["FASTER", "SLOWER", "CAN'T TELL"]
 Draws = NDArray[np.float64]
@@ -62,8 +62,13 @@ class Estimate:
     reason: str | None = None
 
 
-def cell_rates(cell: CellResult, *, resamples: int = RESAMPLES) -> Rates:
-    """Resample the prompts and repeats of a cell. The same cell gives the same draws every time."""
+def cell_rates(
+    cell: CellResult, *, resamples: int = RESAMPLES, counts: Callable[[RequestResult], bool] | None = None
+) -> Rates:
+    """Resample the prompts and repeats of a cell. The same cell gives the same draws every time.
+
+    With `counts` only the tokens of requests that it accepts count, over the time of all of them.
+    """
     full = has_full_rounds(cell)
     # The first pass names the prompts; every pass of a cell decodes the same requests.
     prompts = sorted({r.prompt_id for p in cell.passes for r in p.requests})
@@ -77,13 +82,14 @@ def cell_rates(cell: CellResult, *, resamples: int = RESAMPLES) -> Rates:
         for request in p.requests:
             at = row[request.prompt_id], column[p.repeat]
             tokens, seconds = tokens_and_seconds(request, full=full)
-            sums[first, *at] += tokens
+            sums[first, *at] += tokens if counts is None or counts(request) else 0
             sums[first + 1, *at] += seconds
     totals = [math.fsum(sums[i].ravel()) for i in range(4)]
     batch = cell.spec.batch
     plain = batch * totals[0] / totals[1] if totals[1] > 0 else None
     speculative = batch * totals[2] / totals[3] if totals[3] > 0 else None
-    reason = _no_interval(plain, speculative, len(prompts))
+    timed = bool(totals[1] and totals[3]) if counts is not None else bool(plain and speculative)
+    reason = _no_interval(timed, len(prompts))
     if reason:
         return Rates(plain, speculative, None, None, len(prompts), len(repeats), reason)
     by_prompt = draw_counts(zlib.crc32(cell.spec.suite.encode()), len(prompts), resamples)
@@ -111,7 +117,7 @@ def interval(value: float, draws: Draws | None, prompts: int, repeats: int, reas
     """The percentile interval of `draws` around `value`."""
     if draws is not None:
         usable = draws[np.isfinite(draws) & (draws > 0)]
-        if len(usable) >= _USABLE * len(draws):
+        if len(usable) >= USABLE * len(draws):
             tail = 100 * (1 - LEVEL) / 2
             low, high = (float(q) for q in np.percentile(usable, [tail, 100 - tail]))
             return Estimate(value, low, high, verdict(low, high), prompts, repeats)
@@ -128,17 +134,17 @@ def verdict(low: float | None, high: float | None) -> Verdict:
     return "CAN'T TELL"
 
 
-def over_suites(parts: Sequence[Rates]) -> Rates:
-    """Several suites at one batch as one workload: the same number of tokens of each.
+def over_suites(parts: Sequence[Rates], weights: Sequence[float] | None = None) -> Rates:
+    """Several suites at one batch as one workload: the same number of tokens of each, or `weights` as shares of them.
 
-    The time for them adds up, so the rates are harmonic means: n / Σ 1/rate. A mean of speedups would let a
+    The time for them adds up, so the rates are harmonic means: Σ w / Σ w/rate. A mean of speedups would let a
     suite that decodes fast anyway outvote the one that takes the time.
     """
     return Rates(
-        _harmonic([p.plain for p in parts]),
-        _harmonic([p.speculative for p in parts]),
-        _harmonic_draws([p.plain_draws for p in parts]),
-        _harmonic_draws([p.speculative_draws for p in parts]),
+        _harmonic([p.plain for p in parts], weights),
+        _harmonic([p.speculative for p in parts], weights),
+        _harmonic_draws([p.plain_draws for p in parts], weights),
+        _harmonic_draws([p.speculative_draws for p in parts], weights),
         sum(p.prompts for p in parts),
         min(p.repeats for p in parts),
         next((p.reason for p in parts if p.reason), None),
@@ -169,8 +175,8 @@ def over_batches(parts: Sequence[Rates]) -> Rates:
     )
 
 
-def _no_interval(plain: float | None, speculative: float | None, prompts: int) -> str | None:
-    if not plain or not speculative:
+def _no_interval(timed: bool, prompts: int) -> str | None:
+    if not timed:
         return "no token was decoded in a measurable time"
     if prompts < 2:
         return "one prompt only: its spread cannot be known"
@@ -184,16 +190,18 @@ def draw_counts(seed: int, n: int, resamples: int) -> Draws:
     return drawn.astype(np.float64)
 
 
-def _harmonic(rates: Sequence[float | None]) -> float | None:
-    known = [rate for rate in rates if rate]
+def _harmonic(rates: Sequence[float | None], weights: Sequence[float] | None = None) -> float | None:
+    weights = weights or [1.0] * len(rates)
+    known = [(rate, w) for rate, w in zip(rates, weights, strict=True) if rate]
     if len(known) < len(rates):
         return None
-    return len(known) / math.fsum(1 / rate for rate in known)
+    return math.fsum(weights) / math.fsum(w / rate for rate, w in known)
 
 
-def _harmonic_draws(draws: Sequence[Draws | None]) -> Draws | None:
-    known = [d for d in draws if d is not None]
+def _harmonic_draws(draws: Sequence[Draws | None], weights: Sequence[float] | None = None) -> Draws | None:
+    weights = weights or [1.0] * len(draws)
+    known = [(d, w) for d, w in zip(draws, weights, strict=True) if d is not None]
     if not known or len(known) < len(draws):
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(len(known) / np.sum([1 / d for d in known], axis=0), dtype=np.float64)
+        return np.asarray(math.fsum(weights) / np.sum([w / d for d, w in known], axis=0), dtype=np.float64)

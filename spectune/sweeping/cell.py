@@ -67,7 +67,7 @@ class CellSpec(Record):
     drafter_digest: str
     suite: str
     suite_digest: str  # of the prompts really used, after filter, sample and limit
-    k: Annotated[int, Field(ge=1)]
+    k: Count  # 0: the speculative loop with its drafter at rest, which is not the same as plain decoding
     batch: Annotated[int, Field(ge=1)]
     rule: Rule
     sampling: Sampling = Sampling()
