@@ -56,7 +56,7 @@ def print_recommendation(summary: Summary, console: Console | None = None) -> No
         # One engine was asked for; for all of them this would be pages.
         if len(own) == 1:
             _line(console, f"settings for batch {batch}", "bold")
-            _print_export(own[0], console, whole=True)
+            _print_export(own[0], console, whole=found.overall.choice is None)
 
 
 def print_fit(summary: Summary, console: Console | None = None, *, precision: float | None = None) -> None:
