@@ -205,6 +205,10 @@ def test_rates_by_position_are_joint_or_conditional_as_said(tmp_path):
     (conditional,) = points(tmp_path, table, name="a.csv", answers=Answers(rates="conditional"))
     assert joint.acceptance_length == pytest.approx(2.3)
     assert conditional.acceptance_length == pytest.approx(1 + 0.8 + 0.4)
+    assert "never shortened" in conditional.notes[0]
+    cut = "k,rounds,drafted,conditional_1,conditional_2\n2,10,15,0.8,0.5\n"
+    (shortened,) = points(tmp_path, cut, name="a.csv")
+    assert (shortened.joint, shortened.acceptance_length) == ((), None)
     with pytest.raises(UsageError, match="never rise"):
         points(tmp_path, "k,joint_1,joint_2\n2,0.5,0.8\n", name="a.csv")
 
@@ -249,7 +253,7 @@ def test_a_sweep_folder_names_k_by_its_own_settings(tmp_path):
     off = PLAIN | {"run_number": 0, "speculative_config": None}
     (folder / "summary.json").write_text(json.dumps([speculating, off]))
     (folder / "run=0.json").write_text(json.dumps(speculating))
-    found = import_points([tmp_path / "sweep"], Answers())
+    found = import_points([tmp_path / "sweep"], Answers(k=0))
     assert [(p.k, p.drafter) for p in found] == [(4, "ngram"), (0, None)]
 
 
@@ -259,6 +263,9 @@ def test_a_sweep_table_written_by_pandas_is_the_same(tmp_path):
     table = ",".join(["", *row]) + "\n" + ",".join(["0", *quoted]) + "\n"
     (point,) = points(tmp_path, table, name="summary.csv")
     (same,) = points(tmp_path, row)
+    python = ",".join(["", *row]) + "\n0," + ",".join(f'"{v!r}"' for v in row.values()) + "\n"
+    (literal,) = points(tmp_path, python.replace("'", ""), name="summary.csv")
+    assert literal.acceptance_length == same.acceptance_length
     assert point.model_dump(exclude={"file"}) == same.model_dump(exclude={"file"})
 
 

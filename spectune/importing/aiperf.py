@@ -71,7 +71,7 @@ def _from_totals(table: Table, answers: Answers) -> Point:
 
 
 def _from_records(tables: Sequence[Table], answers: Answers) -> Point:
-    place = tables[0].place.partition(": line")[0]
+    place = tables[0].file
     good = [t for t in tables if not t.values.get("error")]
     records = [r for t in good if (r := t.table(_RECORD)) is not None]
     kept: Counter[int] = Counter()

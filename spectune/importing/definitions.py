@@ -16,6 +16,7 @@ from spectune.errors import UsageError
 
 Bonus = Literal["included", "excluded"]
 Rates = Literal["joint", "conditional"]
+_BOTH: tuple[Bonus, ...] = ("included", "excluded")
 _ROUNDED = 0.02  # figures in files have two decimals or more
 
 
@@ -73,7 +74,8 @@ def acceptance_fields(given: Given, file: str, k: int | None, answers: Answers) 
     if reason:
         missing["conditional"] = reason
     if not joint:
-        missing["joint"] = "no rates by position"
+        shortened = given.conditional is not None
+        missing["joint"] = "drafts were shortened: it does not follow" if shortened else "no rates by position"
     if length is None:
         missing["acceptance_length"] = "no counts of rounds and accepted tokens"
     counted = {"rounds": rounds, "drafted": given.drafted, "accepted": accepted}
@@ -141,6 +143,8 @@ def _joint(given: Given, file: str, rounds: int | None, k: int | None) -> tuple[
         return ()
     if any(not 0 <= rate <= 1 for rate in rates):
         _refuse(file, given, name, "rates lie between 0 and 1")
+    if name == "conditional" and _shortened(given, len(rates)):
+        return ()
     joint = tuple(rates) if name == "joint" else joint_of(rates)
     if any(later > before + _ROUNDED for before, later in pairwise(joint)):
         _refuse(file, given, name, "joint rates never rise from one position to the next")
@@ -168,7 +172,7 @@ def _length(
         return known
     bonus = given.bonus or answers.bonus
     if known is not None:
-        fits = [b for b in ("included", "excluded") if abs(with_bonus(given.length, b) - known) <= _ROUNDED * known]
+        fits = [b for b in _BOTH if abs(with_bonus(given.length, b) - known) <= _ROUNDED * known]
         if not fits or (bonus is not None and bonus not in fits):
             said = f" with the bonus token {bonus}" if bonus else ""
             _refuse(file, given, "length", f"{given.length:g}{said} is stated where the counts give {known:.4g}")
@@ -189,7 +193,7 @@ def _conditional(
     given: Given, joint: Sequence[float], rounds: int | None
 ) -> tuple[tuple[float | None, ...], str | None]:
     """They follow from joint rates only where every round drafted to the end."""
-    if given.conditional is not None and given.kept is None and given.joint is None:
+    if given.conditional is not None:
         return tuple(given.conditional), None
     if not joint:
         return (), "no rates by position"
@@ -198,6 +202,10 @@ def _conditional(
     if given.drafted != rounds * len(joint):
         return (), f"drafts were shortened: {given.drafted / max(rounds, 1):.2f} tokens a round, not {len(joint)}"
     return conditional_of(joint), None
+
+
+def _shortened(given: Given, k: int) -> bool:
+    return given.drafted is not None and given.rounds is not None and given.drafted != given.rounds * k
 
 
 def _refuse(file: str, given: Given, name: str, why: str) -> NoReturn:

@@ -23,7 +23,7 @@ def is_format(tables: Sequence[Table]) -> bool:
 
 def points(tables: Sequence[Table], answers: Answers) -> list[Point]:
     """One point. Raises UsageError for a response without its counts, or with impossible ones."""
-    place = tables[0].place.partition(": ")[0]
+    place = tables[0].file
     timings = [_timings(t) for t in tables]
     speculated = any("draft_n" in t.values for t in timings)
     predicted = [_needed(t, "predicted_n") for t in timings]

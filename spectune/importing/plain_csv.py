@@ -24,6 +24,7 @@ _COLUMNS = (
     "acceptance_rate", "acceptance_rate_percent", "output_tokens", "tokens_per_second", "ttft_seconds", "ttft_ms",
     "tpot_seconds", "tpot_ms",
 )  # fmt: skip
+_FULL_DRAFTS = "length and joint rates follow from the conditional ones for drafts that are never shortened"
 _POSITION = re.compile(r"(joint|conditional|position)_([1-9]\d*)")
 
 
@@ -77,6 +78,7 @@ def _point(table: Table, answers: Answers) -> Point:
         ttft_seconds=_either(table, "ttft_seconds", "ttft_ms", 1e-3),
         tpot_seconds=_either(table, "tpot_seconds", "tpot_ms", 1e-3) or None,
         missing=missing,
+        notes=(_FULL_DRAFTS,) if conditional and found["joint"] and joint is None else (),
         **found,
     )
 

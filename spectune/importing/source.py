@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,11 @@ class Table:
 
     place: str
     values: Mapping[str, Any]
+
+    @property
+    def file(self) -> str:
+        """The file alone."""
+        return re.sub(r": (line|item) \d+$", "", self.place)
 
     def number(self, key: str, *, scale: float = 1.0) -> float | None:
         """A finite number, or None where the key is absent or null."""
@@ -66,7 +73,8 @@ class Table:
             return None
         if not isinstance(value, dict):
             raise UsageError(f"{self.place}: {key} is not a mapping: {value!r}")
-        inner, found = Table(f"{self.place}: {key}", value), {}
+        inner = Table(f"{self.place}: {key}", value)
+        found: dict[int, int] = {}
         for name in value:
             if not str(name).isdecimal():
                 raise UsageError(f"{self.place}: {key}: {name!r} is not a whole number")
@@ -142,7 +150,11 @@ def _value(text: str | None) -> Any:
     if text in ("", "nan", "NaN", "None", "null"):
         return None
     try:
-        # Tables written by pandas hold Python's form of dictionaries and texts in lists.
-        return json.loads(text if '"' in text else text.replace("'", '"').replace("None", "null"))
+        return json.loads(text)
     except json.JSONDecodeError:
+        pass
+    try:
+        # Tables written by pandas hold dictionaries in Python's form.
+        return ast.literal_eval(text) if text[0] in "[{" else text
+    except (ValueError, SyntaxError):
         return text

@@ -79,8 +79,8 @@ def _point(table: Table, answers: Answers) -> Point:
 
 
 def _config(table: Table) -> dict[str, Any] | None:
-    """The server's speculative settings; {} where a sweep says that there are none, None where nothing is said."""
-    key = next((key for key in _CONFIG_KEYS if key in table.values), None)
+    """The server's speculative settings. A sweep's null may leave what the server's command says: nothing is said."""
+    key = next((key for key in _CONFIG_KEYS if table.values.get(key) is not None), None)
     if key is None:
         return None
     value = table.values[key]
@@ -89,8 +89,6 @@ def _config(table: Table) -> dict[str, Any] | None:
             value = json.loads(value)
         except json.JSONDecodeError:
             raise UsageError(f"{table.place}: {key} is no JSON: {value!r}") from None
-    if value is None:
-        return {}
     if not isinstance(value, dict):
         raise UsageError(f"{table.place}: {key} is not a mapping: {value!r}")
     return value
@@ -101,7 +99,9 @@ def _k(table: Table, config: dict[str, Any] | None, positions: int | None, answe
         if (k := table.count(key)) is not None:
             return k
     if config is not None:
-        return Table(f"{table.place}: speculative_config", config).count("num_speculative_tokens") or 0
+        stated = Table(f"{table.place}: speculative_config", config).count("num_speculative_tokens")
+        if stated is not None:
+            return stated
     return answers.k if positions is None else positions
 
 
