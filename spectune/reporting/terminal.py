@@ -86,7 +86,7 @@ def _print_settings(summary: Summary, console: Console) -> None:
         # One engine was asked for; for all of them this would be pages.
         if len(own) == 1:
             _line(console, f"settings for batch {batch}", "bold")
-            _print_export(own[0], console, whole=found.overall.choice is None)
+            _print_export(own[0], console, whole=summary.recommendation.overall.choice is None)
 
 
 def print_fit(summary: Summary, console: Console | None = None, *, precision: float | None = None) -> None:
