@@ -76,8 +76,9 @@ def test_the_compaction_kernel_leaves_the_cache_as_plain_torch_does(monkeypatch)
 
 
 @pytest.mark.parametrize("rule", ["greedy", "speculative", "block", "match", "typical"])
+@pytest.mark.parametrize("good", [0, 3], ids=["first token", "later"])
 @pytest.mark.parametrize("name", [None, "ngram", "tree:ngram", "self", "tree:self"])
-def test_a_model_whose_outputs_are_not_numbers_is_an_error_and_not_a_text(folder, name, rule):
+def test_a_model_whose_outputs_are_not_numbers_is_an_error_and_not_a_text(folder, name, rule, good):
     if rule == "block" and name is not None and "tree" in name:
         pytest.skip("block verification is for chains")
     target = load_tiny(folder)
@@ -87,7 +88,7 @@ def test_a_model_whose_outputs_are_not_numbers_is_an_error_and_not_a_text(folder
     def broken(ids, step, store, *, last_only=False):
         calls.append(1)
         logits = forward(ids, step, store, last_only=last_only)
-        return logits if len(calls) < 4 else logits * torch.nan
+        return logits if len(calls) <= good else logits * torch.nan
 
     target.model.forward = broken
     settings = DecodeSettings(KSchedule.constant(3), rule, Sampling(temperature=0.0 if rule == "greedy" else 0.8))

@@ -98,13 +98,20 @@ def test_outputs_are_cut_to_the_rows_and_live_until_the_next_run():
         lambda x: x.sum().item(),
         lambda x: x.tolist(),
         lambda x: bool((x > 0).all()),
+        lambda x: int(x.sum()),
+        lambda x: float(x.sum()),
+        lambda x: [0, 1][(x.sum() > 5).long()],
+        lambda x: 1 if x.sum() > 0 else 0,
+        lambda x: 1.0 in x,
         lambda x: x[x > 0],
         lambda x: x.nonzero(),
         lambda x: torch.equal(x, x),
         lambda x: torch.tensor([1.0]),
     ],
 )
+@torch.inference_mode()
 def test_what_makes_host_and_device_wait_is_refused_and_called_directly(operation):
+    """In inference mode, as the decoder runs."""
     x = torch.ones(3)
     with pytest.raises(RuntimeError, match="wait for each other"), NoSynchronization(), NoReading():
         operation(x)
@@ -151,3 +158,8 @@ def test_drafting_ahead_is_taken_up_where_all_rows_went_on_and_changes_nothing(t
     assert not all(taken)  # where a row ended or began, the draft was made anew
     rounds = [[(r.accepted, r.emitted) for r in g.rounds] for g in run.generations]
     assert rounds == [[(r.accepted, r.emitted) for r in g.rounds] for g in expected.generations]
+
+
+def test_trees_of_any_depth_share_a_recording(target):
+    decoder, _ = decode(target, drafter_of(target, "tree:ngram"), graphs=True, how="greedy", tokens=60)
+    assert decoder.graphs.captures <= 2  # with a tree and without

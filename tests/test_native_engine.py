@@ -9,6 +9,8 @@ import pytest
 from conftest import save_tiny
 from test_decoder_greedy import with_tokenizer
 
+from spectune.decoding import verification
+from spectune.decoding.decoder import Decoder
 from spectune.engines.native import NativeEngine
 from spectune.errors import UsageError
 from spectune.suites.prompt import Prompt, Suite
@@ -72,3 +74,54 @@ def test_a_finished_pass_keeps_no_cache_alive(engine):
     gc.collect()
     assert alive
     assert not any(ref() is not None for ref in alive)
+
+
+def recorded_pass(engine, **changes):
+    spec = spec_of(engine, graphs=True, **changes)
+    requests = engine.render(spec, suite_of("a", "b", "c", "d")).requests
+    return engine.run_pass(spec, requests, mode="speculative", repeat=0, order=0)
+
+
+def test_a_pass_in_which_something_was_recorded_is_made_again(engine, monkeypatch):
+    runs = []
+    decode = Decoder.decode
+
+    def counted(self, *arguments, **options):
+        runs.append(self.captures)
+        return decode(self, *arguments, **options)
+
+    monkeypatch.setattr(Decoder, "decode", counted)
+    recorded_pass(engine)
+    assert len(runs) == 2
+    recorded_pass(engine)
+    assert len(runs) == 3  # all was recorded by then
+    recorded_pass(engine, k=3)
+    assert len(runs) == 5  # another cell has recordings of its own
+    engine.release()
+
+
+def test_recorded_passes_give_the_same_outputs_and_release_drops_their_caches(engine):
+    spec = spec_of(engine)
+    requests = engine.render(spec, suite_of("a", "b", "c", "d")).requests
+    plain = engine.run_pass(spec, requests, mode="speculative", repeat=0, order=0)
+    assert [r.output_digest for r in recorded_pass(engine).requests] == [r.output_digest for r in plain.requests]
+    stores = [weakref.ref(store) for store in engine._recordings[1]._stores.values()]
+    assert stores
+    engine.release()
+    gc.collect()
+    assert [store() for store in stores] == [None] * len(stores)
+
+
+def test_what_cannot_be_recorded_is_called_and_told(engine, monkeypatch):
+    accept = verification.accept
+
+    def asking(logits, *arguments):
+        assert logits.sum().item() is not None
+        return accept(logits, *arguments)
+
+    monkeypatch.setattr(verification, "accept", asking)
+    assert recorded_pass(engine).target_forwards > 0
+    (why,) = engine.unrecorded()
+    assert "item" in why
+    engine.release()
+    assert engine.unrecorded() == ()

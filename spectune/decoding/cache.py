@@ -202,20 +202,21 @@ class KVStore:
         depth = max(accepted, default=0)
         if depth == 0:
             return
-        path = path[:, : depth + 1]
-        counts = torch.tensor(accepted, device=path.device)
-        places, nodes = _moves(path, counts)
+        places, nodes = _moves(path[:, : depth + 1], torch.tensor(accepted, device=path.device))
         if not torch.equal(nodes, places.expand_as(nodes)):
-            self.compact_all(torch.tensor(starts, device=path.device), path, counts)
+            self._compact(torch.tensor(starts, device=path.device), places, nodes)
 
     def compact_all(self, starts: Tensor, path: Tensor, accepted: Tensor) -> None:
         """As `compact`, unconditionally and with nothing read back from the device. starts, accepted: [B]."""
         if self.compaction is not None:
             self.compaction(starts, path, accepted)
-            return
-        places, nodes = _moves(path, accepted)
+        else:
+            self._compact(starts, *_moves(path, accepted))
+
+    def _compact(self, starts: Tensor, places: Tensor, nodes: Tensor) -> None:
+        """starts [B]; places [D] and nodes [B, D] as from `_moves`."""
         base = starts[:, None]
-        rows = torch.arange(len(path), device=path.device)[:, None]
+        rows = torch.arange(len(nodes), device=nodes.device)[:, None]
         for buffers in (self.keys, self.values):
             for buffer in buffers.values():
                 # Read into a copy first: source and destination may overlap.

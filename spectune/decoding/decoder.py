@@ -22,15 +22,14 @@ from torch import Tensor
 
 from spectune.decoding.adapter import CausalModel
 from spectune.decoding.cache import KVStore, Step, send
-from spectune.decoding.drafter import Draft, Drafter, DraftsAhead, Kept, Recordable, Round, Row, SharesCache
+from spectune.decoding.drafter import Draft, Drafter, DraftsAhead, Kept, Recordable, Round, Row, SharesCache, no_draft
 from spectune.decoding.generation import Generation, Origin, RoundTrace
 from spectune.decoding.graphs import Graphs, HostCopy
-from spectune.decoding.random import Stream, pick, uniform
-from spectune.decoding.sampling import History, is_greedy, probabilities
+from spectune.decoding.sampling import History, is_greedy
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
 from spectune.decoding.synthetic import SyntheticAcceptance
-from spectune.decoding.verification import OnVerdict, Verified, Verifier
+from spectune.decoding.verification import OnVerdict, Verified, Verifier, accept
 from spectune.engines.engine import Request
 from spectune.errors import SpectuneError, UsageError
 from spectune.measuring.clock import Mark, RoundClock, make_clock
@@ -211,7 +210,7 @@ class Decoder:
         logits, states = self._run_target(ids, step, last_only=True)
         self.history.reset(index, prompt)
         row = Row(prompt, request.seed)
-        token = int(self._choose_first(logits, row, index))
+        token = self._choose_first(logits, row, index)
         slot = Slot(row, request, generation, self._limit(request), started)
         slot.first_token_at = time.perf_counter()
         generation.ttft_seconds = slot.first_token_at - started
@@ -234,14 +233,12 @@ class Decoder:
             return self.target.forward_with_states(ids, step, self.store, taps, last_only=last_only)
         return self.target.forward(ids, step, self.store, last_only=last_only), None
 
-    def _choose_first(self, logits: Tensor, row: Row, index: int) -> Tensor:
-        """First token of a row from its prefill logits [1, 1, V]."""
-        logits = self.history.apply(logits, index)
-        if self.rule == "greedy":
-            return logits[0, -1].argmax(-1)
-        p = probabilities(logits[0, -1], self.settings.sampling)
-        seed, position, zero = (torch.tensor(x, device=p.device) for x in (row.seed, row.length, 0))
-        return pick(p, uniform(seed, Stream.TARGET, position, zero))
+    def _choose_first(self, logits: Tensor, row: Row, index: int) -> int:
+        """First token of a row from its prefill logits [1, 1, V]: what closes a round without a draft."""
+        seen, device = self.history.seen, logits.device
+        history = History.of(None if seen is None else seen[index : index + 1], self.history.penalty)
+        round_ = Round([row], [0], 0, 0, self.rule, self.settings.sampling, history, self.stop_ids, device)
+        return _token(int(accept(logits, no_draft(1, device), round_).token))
 
     def _verify(self, newest: Tensor, draft: Draft | None, round_: Round) -> Verified:
         """One target forward over the newest tokens [B, 1] and the draft, and the rule."""
@@ -291,15 +288,13 @@ class Decoder:
             self.drafter.draft_ahead(round_, newest, draft.tokens, verified.summary[:, 2], verified.summary[:, 3])
             self.ahead = before, clock.mark()
         summary = copy.rows()
-        if any(closing < 0 for _, _, _, closing, *_ in summary):
-            raise SpectuneError("the models' outputs are not finite numbers", "try another --dtype, such as bfloat16")
         accepted_in_all = []
         done = []
         emitted_in_all = 0
         for index, (slot, (depth, nodes, accepted, closing, *proposal)) in enumerate(
             zip(self.slots, summary, strict=True)
         ):
-            tokens = [*proposal[:accepted], closing]
+            tokens = [*proposal[:accepted], _token(closing)]
             kept = self._cut(slot, tokens)
             slot.row.tokens += kept
             self.history.add(index, kept)
@@ -371,3 +366,10 @@ class Decoder:
                 self.drafter.move(last, index)
             self.slots[index] = self.slots[last]
         self.slots.pop()
+
+
+def _token(closing: int) -> int:
+    """A round's closing token. Raises SpectuneError where the distributions it comes from are none."""
+    if closing < 0:
+        raise SpectuneError("the models' outputs are not finite numbers", "try another --dtype, such as bfloat16")
+    return closing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spectune.decoding.cache import KVStore, send
-from spectune.decoding.graphs import Graphs
+from spectune.decoding.graphs import Graphs, Tensors
 from spectune.decoding.random import Stream, uniform
 from spectune.decoding.sampling import History
 from spectune.decoding.tree import Siblings, TokenTree
@@ -153,6 +153,31 @@ class Round:
         bound = Numbers(inputs["seeds"], inputs["positions"], inputs["limits"])
         history = History.of(inputs["seen"], self.history.penalty)
         return replace(self, rows=(), limits=(), history=history, bound=bound, device=bound.seeds.device)
+
+
+def no_draft(rows: int, device: torch.device) -> Draft:
+    """Nothing offered to any row."""
+    nothing = torch.zeros(rows, 0, dtype=torch.long, device=device)
+    return Draft(nothing, nothing.sum(1), None, 0)
+
+
+def draft_recorded(
+    graphs: Graphs, name: tuple[Hashable, ...], round_: Round, inputs: Tensors, compute: Callable[[Any, Round], Draft]
+) -> dict[str, Any]:
+    """A draft's tensors from a recording of `compute`.
+
+    Args:
+        name: of the computation; all that decides it but the round's rule and sampling, and the inputs' shapes.
+        inputs: what it reads, those of the round (`Round.inputs`) included.
+        compute: given the inputs and the round as they show it.
+    """
+
+    def computation(given: dict[str, Any]) -> dict[str, Any]:
+        draft = compute(given, round_.on(given))
+        parents = None if draft.tree is None else draft.tree.parents
+        return {"tokens": draft.tokens, "counts": draft.counts, "q": draft.probabilities, "parents": parents}
+
+    return graphs.run((*name, round_.rule, round_.sampling), computation, inputs)
 
 
 def is_any(tokens: Tensor, ids: Tensor) -> Tensor:

@@ -18,10 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from spectune.decoding.cache import KVStore, Slots, Step, Tail, advance, on_device, send
 from spectune.decoding.draft_choice import chain, choose
-from spectune.decoding.drafter import Draft, Kept, Round, Row
+from spectune.decoding.drafter import Draft, Kept, Round, Row, draft_recorded
 from spectune.decoding.eagle_network import EagleNetwork
 from spectune.decoding.graphs import Graphs
-from spectune.decoding.tree_drafter import Plan, TreeShape, Vocabulary, penalize_paths, record
+from spectune.decoding.tree_drafter import Plan, TreeShape, Vocabulary, penalize_paths
 from spectune.decoding.tree_plans import DynamicPlan
 from spectune.heads.eagle import EagleHead
 
@@ -152,24 +152,24 @@ class EagleDrafter:
             return None
         width = round_.places(limits)
         base = tuple(row.length - 1 for row in rows)
-        pairs = self._pending(rows, self._fixed_pairs(round_, width))
+        pairs = self._pending(rows, self._fixed_pairs(width))
         device = self.network.device
-        if self.graphs is None or not round_.fixed:
+        if self.graphs is None:
             return self._chain(pairs, base, round_, round_.numbers(device, limits).limits, width)
-
-        def draft(given: dict[str, Any]) -> dict[str, Any]:
-            inside = round_.on(given)
-            numbers = inside.numbers(device)
-            drafted = self._chain(_Pairs.of(given), numbers.positions - 1, inside, numbers.limits, width)
-            return {"tokens": drafted.tokens, "counts": drafted.counts, "q": drafted.probabilities}
-
-        name = ("eagle", id(self), width, round_.rule, round_.sampling)
-        out = self.graphs.run(name, draft, pairs.inputs(device) | round_.inputs(device, limits))
+        out = draft_recorded(
+            self.graphs,
+            ("eagle", id(self), width),
+            round_,
+            pairs.inputs(device) | round_.inputs(device, limits),
+            lambda given, inside: self._chain(
+                _Pairs.of(given), inside.positions(device) - 1, inside, inside.numbers(device).limits, width
+            ),
+        )
         return Draft(out["tokens"], out["counts"], out["q"], width)
 
-    def _fixed_pairs(self, round_: Round, levels: int) -> int:
+    def _fixed_pairs(self, levels: int) -> int:
         """Pairs to feed in every round of a fixed shape: one more than a round may accept. 0: as many as there are."""
-        return levels + 1 if round_.fixed and self.graphs is not None else 0
+        return levels + 1 if self.graphs is not None else 0
 
     def _chain(self, pairs: _Pairs, base: Slots, round_: Round, limits: Tensor, width: int) -> Draft:
         """Draft `width` tokens. base: [B] the first slots behind the true pairs; limits: [B]."""
@@ -265,18 +265,21 @@ class EagleTreeDrafter(EagleDrafter):
             return None
         self._make_room(max(_MOST_PAIRS, shape.room))
         base = tuple(row.length - 1 for row in rows)
-        pairs = self._pending(rows, self._fixed_pairs(round_, shape.levels))
+        pairs = self._pending(rows, self._fixed_pairs(shape.levels))
 
-        def draft(given: dict[str, Any]) -> dict[str, Any]:
-            inside = round_.on(given)
-            numbers = inside.numbers(device)
-            return record(self._tree(_Pairs.of(given), numbers.positions - 1, inside, numbers.limits, shape))
-
-        if self.graphs is None or not round_.fixed:
+        if self.graphs is None:
             return self._tree(pairs, base, round_, round_.numbers(device, limits).limits, shape)
-        name = ("eagle tree", id(self), shape, round_.rule, round_.sampling)
-        out = self.graphs.run(name, draft, pairs.inputs(device) | round_.inputs(device, limits))
-        return shape.draft(out)
+        return shape.draft(
+            draft_recorded(
+                self.graphs,
+                ("eagle tree", id(self), shape),
+                round_,
+                pairs.inputs(device) | round_.inputs(device, limits),
+                lambda given, inside: self._tree(
+                    _Pairs.of(given), inside.positions(device) - 1, inside, inside.numbers(device).limits, shape
+                ),
+            )
+        )
 
     def _tree(self, pairs: _Pairs, base: Slots, round_: Round, limits: Tensor, shape: TreeShape) -> Draft:
         growth = self.plan.start(shape, round_, limits, self.vocabulary)

@@ -15,6 +15,7 @@ GPU wait for the host: mistakes of shape, aliasing or synchronisation show witho
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -102,7 +103,7 @@ class HostCopy:
         return self._copy.tolist()
 
 
-class _Recording:
+class _Recording(ABC):
     """Buffers of a computation."""
 
     def __init__(self, owner: Graphs, function: Function, inputs: Tensors) -> None:
@@ -129,8 +130,9 @@ class _Recording:
         self.replay()
         return {name: None if x is None else x[:rows] for name, x in self.outputs.items()}
 
+    @abstractmethod
     def replay(self) -> None:
-        raise NotImplementedError
+        """Compute the outputs from what the buffers hold."""
 
 
 class _CudaGraph(_Recording):
@@ -178,7 +180,6 @@ class NoSynchronization(TorchDispatchMode):
     """Refuses operations for which a GPU would have to wait for the host, or the host for a GPU."""
 
     _REFUSED = (
-        "aten::_local_scalar_dense",  # .item(), int(x), bool(x), .tolist()
         "aten::lift_fresh",  # torch.tensor(...): a copy from the host
         "aten::nonzero",
         "aten::masked_select",
@@ -196,10 +197,14 @@ class NoSynchronization(TorchDispatchMode):
 
 
 class NoReading(TorchFunctionMode):
-    """Refuses what reads a tensor on the host without an operation of its own."""
+    """Refuses what reads a tensor on the host and is no operation to a dispatcher, in inference mode at the latest."""
+
+    _REFUSED = frozenset(
+        ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__", "__index__", "__contains__")
+    )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ("tolist", "numpy", "cpu"):
+        if getattr(func, "__name__", "") in self._REFUSED:
             raise RuntimeError(f"{func.__name__} makes the device and the host wait for each other")
         return func(*args, **(kwargs or {}))
 

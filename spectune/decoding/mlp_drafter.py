@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from spectune.decoding.cache import send
 from spectune.decoding.draft_choice import chain, choose
-from spectune.decoding.drafter import Draft, Round
+from spectune.decoding.drafter import Draft, Round, draft_recorded
 from spectune.decoding.last_state import LastState
 from spectune.decoding.product import Product
 from spectune.heads.mlp import MlpSpeculator
@@ -39,18 +37,17 @@ class MlpDrafter(LastState):
         state = self.state[: round_.count]
         device = state.device
         newest = send([row.tokens[-1] for row in round_.rows], device)
-        if self.graphs is None or not round_.fixed:
+        if self.graphs is None:
             return self._draft(state, newest, steps, round_, round_.numbers(device, limits).limits)
-
-        def draft(given: dict[str, Any]) -> dict[str, Any]:
-            inside = round_.on(given)
-            allowed = inside.numbers(device).limits
-            drafted = self._draft(given["state"], given["newest"], steps, inside, allowed)
-            return {"tokens": drafted.tokens, "counts": drafted.counts, "q": drafted.probabilities}
-
-        name = ("mlp", id(self), steps, round_.rule, round_.sampling)
-        inputs = {"state": state, "newest": newest} | round_.inputs(device, limits)
-        out = self.graphs.run(name, draft, inputs)
+        out = draft_recorded(
+            self.graphs,
+            ("mlp", id(self), steps),
+            round_,
+            {"state": state, "newest": newest} | round_.inputs(device, limits),
+            lambda given, inside: self._draft(
+                given["state"], given["newest"], steps, inside, inside.numbers(device).limits
+            ),
+        )
         return Draft(out["tokens"], out["counts"], out["q"], steps)
 
     def _draft(self, state: Tensor, newest: Tensor, steps: int, round_: Round, limits: Tensor) -> Draft:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from spectune.decoding.adapter import CausalModel
 from spectune.decoding.cache import KVStore, Slots, Step, advance, on_device, send
-from spectune.decoding.drafter import Draft, Kept, Round, Row
+from spectune.decoding.draft_choice import chain
+from spectune.decoding.drafter import Draft, Kept, Round, Row, draft_recorded
 from spectune.decoding.graphs import Graphs, Tensors
 from spectune.decoding.random import pick
 from spectune.decoding.sampling import is_greedy, penalize, probabilities
@@ -38,7 +38,7 @@ class ModelDrafter:
         self.shares_target_cache = shares_target_cache
         self.store = KVStore(0, 0)
         self.graphs: Graphs | None = None
-        self._ahead: tuple[tuple[Row, ...], dict[str, Any]] | None = None
+        self._ahead: tuple[tuple[Row, ...], Draft] | None = None
         self.cached: list[int] = []  # tokens of each row in the cache
 
     @property
@@ -107,17 +107,12 @@ class ModelDrafter:
         starts = tuple(min(row.length, self.store.capacity) - feed for row in rows)
         ids = send([row.tokens[-feed:] for row in rows], self.model.device)
         width = round_.places(limits)
-        ahead = False
-        if self.graphs is not None and round_.fixed:
-            out = self._taken_up(rows, round_.numbers(self.model.device, limits).limits)
-            ahead = out is not None
-            if out is None:
-                places = on_device(starts, self.model.device)
-                out = self._recorded(self.graphs, ids, places, round_, round_.inputs(self.model.device, limits), width)
-            tokens, counts, q = out["tokens"], out["counts"], out["q"]
+        if self.graphs is None:
+            drafted = self._draft(ids, starts, round_, width, limits)
         else:
-            allowed = round_.numbers(self.model.device, limits).limits
-            tokens, counts, q = self._draft(ids, starts, round_, allowed, width)
+            drafted = self._taken_up(rows, round_.numbers(self.model.device, limits).limits) or self._recorded(
+                self.graphs, ids, on_device(starts, self.model.device), round_, round_.inputs(self.model.device, limits)
+            )
         for index, row in enumerate(rows):
             if limits[index]:
                 self.cached[index] = row.length + limits[index] - 1
@@ -127,8 +122,7 @@ class ModelDrafter:
             elif row.length > self.store.capacity:
                 # What rode along overwrote the last slots; as a stage the row may come back to them.
                 self.cached[index] = min(self.cached[index], self.store.capacity - feed)
-        to = round_.device
-        return Draft(tokens.to(to), counts.to(to), None if q is None else q.to(to), width, ahead=ahead)
+        return drafted
 
     def draft_ahead(self, round_: Round, newest: Tensor, tokens: Tensor, accepted: Tensor, closing: Tensor) -> None:
         self._ahead = None
@@ -148,63 +142,45 @@ class ModelDrafter:
         numbers = round_.numbers(device)
         positions = numbers.positions + accepted + 1
         inputs = {"seeds": numbers.seeds, "positions": positions, "limits": torch.full_like(positions, k), "seen": None}
-        out = self._recorded(self.graphs, ids, positions - ids.shape[1], round_, inputs, k)
-        self._ahead = tuple(round_.rows), out
+        draft = self._recorded(self.graphs, ids, positions - ids.shape[1], round_, inputs)
+        self._ahead = tuple(round_.rows), draft
 
-    def _taken_up(self, rows: Sequence[Row], limits: Tensor) -> dict[str, Any] | None:
+    def _taken_up(self, rows: Sequence[Row], limits: Tensor) -> Draft | None:
         """What was drafted ahead for these very rows, cut to their limits [B]; None if nothing was."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or len(ahead[0]) != len(rows) or any(a is not b for a, b in zip(ahead[0], rows, strict=True)):
             return None
-        return ahead[1] | {"counts": torch.minimum(ahead[1]["counts"], limits)}
+        draft = ahead[1]
+        return draft._replace(counts=torch.minimum(draft.counts, limits), ahead=True)
 
-    def _recorded(
-        self,
-        graphs: Graphs,
-        ids: Tensor,
-        starts: Tensor,
-        round_: Round,
-        numbers: Tensors,
-        width: int,
-    ) -> dict[str, Any]:
-        """`_draft` run from its recording. numbers: see `Round.inputs`."""
-        device = self.model.device
-
-        def draft(given: dict[str, Any]) -> dict[str, Any]:
-            inside = round_.on(given)
-            allowed = inside.numbers(device).limits
-            return dict(zip(names, self._draft(given["ids"], given["starts"], inside, allowed, width), strict=True))
-
-        names = ("tokens", "counts", "q")
-        inputs = {"ids": ids, "starts": starts, **numbers}
-        return graphs.run(("draft", id(self), width, round_.rule, round_.sampling), draft, inputs)
+    def _recorded(self, graphs: Graphs, ids: Tensor, starts: Tensor, round_: Round, numbers: Tensors) -> Draft:
+        """`_draft` of K places run from its recording. numbers: see `Round.inputs`."""
+        out = draft_recorded(
+            graphs,
+            ("draft", id(self), round_.nodes),
+            round_,
+            {"ids": ids, "starts": starts, **numbers},
+            lambda given, inside: self._draft(given["ids"], given["starts"], inside, round_.nodes),
+        )
+        return Draft(out["tokens"], out["counts"], out["q"], round_.nodes)
 
     def _draft(
-        self, ids: Tensor, starts: Slots, round_: Round, limits: Tensor, width: int
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Draft `width` tokens behind `ids` [B, feed], whose first slots are `starts`.
-
-        Returns:
-            tokens [B, K], how many of them are offered [B], and q [B, K, V] where the rule needs it.
-        """
+        self, ids: Tensor, starts: Slots, round_: Round, width: int, limits: Sequence[int] | None = None
+    ) -> Draft:
+        """Draft `width` tokens behind `ids` [B, feed], whose first slots are `starts`."""
         ids = ids.clamp(max=self.model.vocab_size - 1)  # as `_known`
         tokens: list[Tensor] = []
-        distributions: list[Tensor] = []
+        distributions: list[Tensor | None] = []
         for place in range(width):
             step = Step(0, starts, ids.shape[1], self.model.device, reach=self.store.capacity)
             logits = self.model.forward(ids, step, self.store, last_only=True)[:, -1, : self.shared_vocab]
             token, q = self._choose(logits, tokens, round_, place)
             tokens.append(token)
-            if q is not None:
-                distributions.append(q)
+            distributions.append(q)
             starts = advance(starts, ids.shape[1], self.store.capacity - 1)
             ids = token[:, None]
-        drafted = torch.stack(tokens, 1)
-        counts = torch.minimum(limits, round_.counts_before_stop(drafted))
-        if not distributions:
-            return drafted, counts, None
-        q_all = torch.stack(distributions, 1)
-        return drafted, counts, torch.nn.functional.pad(q_all, (0, self.target_vocab - q_all.shape[-1]))
+        allowed = round_.numbers(round_.device, limits).limits
+        return chain(tokens, distributions, allowed, round_, None, self.target_vocab, width)
 
     def _choose(self, logits: Tensor, before: list[Tensor], round_: Round, place: int) -> tuple[Tensor, Tensor | None]:
         """The draft's next token [B] and, where the rule needs it, its distribution [B, V]."""

@@ -162,5 +162,6 @@ class NgramTreeDrafter(NgramDrafter):
         padded = [f + [TrieNode(0, 0, 1)] * (width - len(f)) for f in found]
         tokens, parents, _ = send(padded, round_.device).unbind(-1)
         counts = send([len(f) for f in found], round_.device)
-        levels = max(f[-1].depth for f in found if f)
+        # A fixed bound where rounds are recorded: the depth found would make a recording for each.
+        levels = round_.nodes if round_.fixed else max(f[-1].depth for f in found if f)
         return Draft(tokens, counts, None, 0, TokenTree(parents, levels=levels))

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from spectune.decoding.draft_choice import chain, choose, penalize_draft
-from spectune.decoding.drafter import Draft, Round
+from spectune.decoding.drafter import Draft, Round, draft_recorded
 from spectune.decoding.last_state import LastState
 from spectune.decoding.product import Product
 from spectune.decoding.tree import TokenTree
@@ -58,18 +57,17 @@ class ParallelDrafter(LastState):
         device = state.device
         if self.draws_tree:
             round_.refuse_block()
-        if self.graphs is None or not round_.fixed:
+        if self.graphs is None:
             return self._draft(state, depth, round_, round_.numbers(device, limits).limits)
         if self.draws_tree:
             self._shape(round_.nodes, depth, self.graphs.rows, round_.device)  # made now: recordings cannot
-
-        def draft(given: dict[str, Any]) -> dict[str, Any]:
-            inside = round_.on(given)
-            drafted = self._draft(given["state"], depth, inside, inside.numbers(device).limits)
-            return {"tokens": drafted.tokens, "counts": drafted.counts, "q": drafted.probabilities}
-
-        name = ("heads", id(self), depth, round_.nodes, round_.rule, round_.sampling)
-        out = self.graphs.run(name, draft, {"state": state} | round_.inputs(device, limits))
+        out = draft_recorded(
+            self.graphs,
+            ("heads", id(self), depth, round_.nodes),
+            round_,
+            {"state": state} | round_.inputs(device, limits),
+            lambda given, inside: self._draft(given["state"], depth, inside, inside.numbers(device).limits),
+        )
         tree = self._shape(round_.nodes, depth, len(state), round_.device).tree if self.draws_tree else None
         return Draft(out["tokens"], out["counts"], out["q"], 1, tree)
 

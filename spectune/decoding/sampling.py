@@ -83,10 +83,6 @@ class History:
             seen.scatter_(1, tokens[:, None].to(seen.device), True)
         return seen
 
-    def apply(self, logits: Tensor, row: int) -> Tensor:
-        """Penalize one row's logits [..., V] by what it has seen."""
-        return logits if self.seen is None else penalize(logits, self.seen[row], self.penalty)
-
     def apply_block(self, logits: Tensor, block: Tensor) -> Tensor:
         """Penalize the logits of a block of new tokens, each place with its own past.
 

@@ -19,7 +19,6 @@ Where the target decodes greedily, the second stage does too; under `match` it c
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ from torch import Tensor
 from spectune.decoding import rules
 from spectune.decoding.cache import KVStore, send
 from spectune.decoding.draft_choice import penalize_draft, widen
-from spectune.decoding.drafter import Draft, Drafter, Kept, Recordable, Round, Row
+from spectune.decoding.drafter import Draft, Drafter, Kept, Recordable, Round, Row, no_draft
 from spectune.decoding.graphs import Graphs
 from spectune.decoding.model_drafter import ModelDrafter
 from spectune.decoding.random import Coins, CounterCoins, Stream, fork, pick, uniform
@@ -106,7 +105,7 @@ class StagedDrafter:
             inner = self._inner_round(round_, rows, left, history)
             guess = self.first.propose(inner) if self.first is not None and inner.width > 0 else None
             if guess is None:
-                guess = _no_guess(len(rows), inner.device)
+                guess = no_draft(len(rows), inner.device)
             logits, forwards = self.second.extend(rows, guess.tokens)
             steps += guess.steps + forwards
             verdict, q = self._verify(logits, guess, inner)
@@ -253,11 +252,6 @@ def staged(drafters: Sequence[Drafter]) -> StagedDrafter:
     return first
 
 
-def _no_guess(rows: int, device: torch.device) -> Draft:
-    nothing = torch.zeros(rows, 0, dtype=torch.long, device=device)
-    return Draft(nothing, nothing.sum(1), None, 0)
-
-
 def _named(index: Tensor, draft_ids: Tensor | None) -> Tensor:
     """Places in the draft vocabulary as the target's ids."""
     return index if draft_ids is None else draft_ids[index]
@@ -282,7 +276,4 @@ def _emitted(
 
 def _copy(history: History, rows: int) -> History:
     """The first rows' history, to be continued with tokens that are only drafted."""
-    twin = copy.copy(history)
-    if history.seen is not None:
-        twin.seen = history.seen[:rows].clone()
-    return twin
+    return History.of(None if history.seen is None else history.seen[:rows].clone(), history.penalty)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spectune.decoding.cache import KVStore, Slots, Step, Tail, advance, on_device, send
 from spectune.decoding.draft_choice import widen
-from spectune.decoding.drafter import Draft, Round, Row
+from spectune.decoding.drafter import Draft, Round, Row, draft_recorded
 from spectune.decoding.exit_drafter import TrimmedDrafter
 from spectune.decoding.model_drafter import ModelDrafter
 from spectune.decoding.sampling import penalize
@@ -54,7 +54,9 @@ class Growth(Protocol):
 
 
 class TreeShape(Protocol):
-    """What is settled about a round's tree before it grows; hashable, since it decides what is computed."""
+    """What is settled about a round's tree before it grows, and so what is computed."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def room(self) -> int:
@@ -64,13 +66,7 @@ class TreeShape(Protocol):
     def levels(self) -> int: ...
 
     def draft(self, out: Mapping[str, Any]) -> Draft:
-        """The draft from what `record` kept of it."""
-
-
-def record(draft: Draft) -> dict[str, Tensor | None]:
-    """A tree's tensors; everything else about it is in its shape."""
-    assert draft.tree is not None
-    return {"tokens": draft.tokens, "counts": draft.counts, "q": draft.probabilities, "parents": draft.tree.parents}
+        """The draft from its tensors, see `draft_recorded`."""
 
 
 class Plan(Protocol):
@@ -169,16 +165,20 @@ class TreeModelDrafter(ModelDrafter):
         # Rows beyond the draft's context ride along on its last slots; nothing they produce is offered.
         base = tuple(min(row.length, self.context) for row in rows)
 
-        def draft(given: dict[str, Any]) -> dict[str, Any]:
-            inside = round_.on(given)
-            allowed = inside.numbers(device).limits
-            return record(self._grow(given["ids"], given["starts"], given["base"], inside, allowed, shape))
-
-        if self.graphs is None or not round_.fixed:
+        if self.graphs is None:
             return self._grow(ids, starts, base, round_, round_.numbers(device, limits).limits, shape)
         places = {"ids": ids, "starts": on_device(starts, device), "base": on_device(base, device)}
-        name = ("tree", id(self), shape, round_.rule, round_.sampling)
-        return shape.draft(self.graphs.run(name, draft, places | round_.inputs(device, limits)))
+        return shape.draft(
+            draft_recorded(
+                self.graphs,
+                ("tree", id(self), shape),
+                round_,
+                places | round_.inputs(device, limits),
+                lambda given, inside: self._grow(
+                    given["ids"], given["starts"], given["base"], inside, inside.numbers(device).limits, shape
+                ),
+            )
+        )
 
     def _grow(self, ids: Tensor, starts: Slots, base: Slots, round_: Round, limits: Tensor, shape: TreeShape) -> Draft:
         """Feed what the cache lacks, `ids` [B, feed] at slots `starts`, and grow a tree at slots `base`."""

@@ -58,7 +58,7 @@ class DynamicShape:
 
 
 def _rebuilt(out: Mapping[str, Any], levels: int, siblings: Siblings, breadths: tuple[int, ...] | None) -> Draft:
-    """A draft from its tensors, see `tree_drafter.record`."""
+    """A draft from its tensors, see `draft_recorded`."""
     tree = TokenTree(out["parents"], levels)
     return Draft(out["tokens"], out["counts"], out["q"], levels, tree, siblings, breadths=breadths)
 

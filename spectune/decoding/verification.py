@@ -13,7 +13,7 @@ import spectune.decoding.tree_rules as tree_rules
 from spectune.decoding import fused, rules
 from spectune.decoding.adapter import CausalModel
 from spectune.decoding.cache import KVStore, Step, Tail
-from spectune.decoding.drafter import Draft, Round
+from spectune.decoding.drafter import Draft, Round, no_draft
 from spectune.decoding.graphs import Graphs
 from spectune.decoding.random import CounterCoins, Stream, pick, uniform
 from spectune.decoding.sampling import probabilities
@@ -51,9 +51,7 @@ class Verifier:
 
     def verify(self, newest: Tensor, draft: Draft | None, round_: Round) -> Verified:
         """Verify a round. newest [B, 1]: the rows' last tokens."""
-        if draft is None:
-            nothing = torch.zeros(len(newest), 0, dtype=torch.long, device=newest.device)
-            draft = Draft(nothing, nothing.sum(1), None, 0)
+        draft = draft or no_draft(len(newest), newest.device)
         if self.graphs is not None:
             return self._recorded(self.graphs, newest, draft, round_)
         starts = tuple(row.length - 1 for row in round_.rows)

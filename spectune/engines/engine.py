@@ -92,3 +92,6 @@ class KeepsRecordings(Protocol):
 
     def recorded_bytes(self) -> int:
         """What the recordings of the current cell hold on the device, beside the caches."""
+
+    def unrecorded(self) -> Sequence[str]:
+        """Why computations of the current cell were called and not run from a recording."""

@@ -211,6 +211,9 @@ class NativeEngine:
     def recorded_bytes(self) -> int:
         return self._recordings[1].bytes if self._recordings else 0
 
+    def unrecorded(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self._recordings[1].unrecorded.values())) if self._recordings else ()
+
     def release(self) -> None:
         self._recordings = None
         for built in self._drafters.values():

@@ -7,6 +7,8 @@ head i (from 0) names token t + 2 + i. The target is not touched, so its own pre
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +17,7 @@ from spectune.errors import UsageError
 RankAccuracy = tuple[tuple[float, ...], ...]  # [heads][ranks]: how often head i's r-th guess is the target's choice
 
 
-class ParallelHeads(nn.Module):
+class ParallelHeads(nn.Module, ABC):
     """Base of the parallel heads.
 
     Args:
@@ -72,9 +74,9 @@ class ParallelHeads(nn.Module):
         """Whether all heads use the same output rows."""
         return True
 
+    @abstractmethod
     def head_states(self, x: Tensor) -> Tensor:
         """The state each head sends through the output head. [..., h] -> [..., n, h]."""
-        raise NotImplementedError
 
     def head_weight(self) -> Tensor:
         """[D, h], or [n, D, h] where every head has its own output rows."""

@@ -52,8 +52,11 @@ def measure_cell(
             done = engine.run_pass(spec, requests.requests, mode=mode, repeat=repeat, order=order, on_tokens=on_tokens)
             check_counts(spec, requests.requests, done)
             passes.append(done)
-    if memory is not None and isinstance(engine, KeepsRecordings):
-        memory = memory.model_copy(update={"graph_bytes": engine.recorded_bytes()})
+    unrecorded: Sequence[str] = ()
+    if isinstance(engine, KeepsRecordings):
+        unrecorded = engine.unrecorded()
+        if memory is not None:
+            memory = memory.model_copy(update={"graph_bytes": engine.recorded_bytes()})
     bandwidth, doubts = gauge.assess(spec, passes)
     check = output_check(engine, spec, requests.requests, passes)
     left_out = (f"prompts-left-out: {'; '.join(requests.notes)}",) if requests.notes else ()
@@ -75,6 +78,7 @@ def measure_cell(
             *left_out,
             *cell_warnings(spec, passes, check),
             *(f"bandwidth: {doubt}" for doubt in doubts),
+            *(f"not-recorded: {why}; rounds were called step by step" for why in unrecorded),
         ),
     )
 
