@@ -55,21 +55,21 @@ class Graphs:
         """
         key = name, tuple((k, None if x is None else (x.shape[1:], x.dtype)) for k, x in inputs.items())
         if key not in self._recordings:
-            self._recordings[key] = self._record(name, function, inputs)
             self.captures += 1
-        recording = self._recordings[key]
-        return recording.run(inputs) if recording is not None else dict(function(dict(inputs)))
-
-    def _record(self, name: Hashable, function: Function, inputs: Tensors) -> _Recording | None:
-        """None where the model itself asks the host something; the computation is then called every time."""
-        kind = _CudaGraph if self.device.type == "cuda" else _Twin
-        try:
-            return kind(self, function, inputs)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            self.unrecorded[name] = str(error).splitlines()[0]
-            return None
+            kind = _CudaGraph if self.device.type == "cuda" else _Twin
+            try:
+                recording = kind(self, function, inputs)
+                outputs = recording.run(inputs)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # the model itself asks the host something: the computation is called then
+                self.unrecorded[name] = str(error).splitlines()[0]
+                self._recordings[key] = None
+            else:
+                self._recordings[key] = recording
+                return outputs
+        known = self._recordings[key]
+        return dict(function(dict(inputs))) if known is None else known.run(inputs)
 
     def store(self, name: str, rows: int, capacity: int) -> KVStore:
         """A cache that outlives a run, so that recordings keep their addresses; a longer one forgets them all."""
@@ -157,10 +157,6 @@ class _CudaGraph(_Recording):
 
 class _Twin(_Recording):
     """Runs the function, into outputs that keep their place and forget what they held."""
-
-    def __init__(self, owner: Graphs, function: Function, inputs: Tensors) -> None:
-        super().__init__(owner, function, inputs)
-        self.replay()  # what cannot be recorded is found out now
 
     def replay(self) -> None:
         for x in self.outputs.values():
