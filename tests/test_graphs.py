@@ -163,3 +163,11 @@ def test_drafting_ahead_is_taken_up_where_all_rows_went_on_and_changes_nothing(t
 def test_trees_of_any_depth_share_a_recording(target):
     decoder, _ = decode(target, drafter_of(target, "tree:ngram"), graphs=True, how="greedy", tokens=60)
     assert decoder.graphs.captures <= 2  # with a tree and without
+
+
+def test_a_draft_made_ahead_for_rows_that_ended_is_not_taken_for_those_that_follow(target, folder):
+    """Every round keeps 4 drafted tokens and adds one: 31 tokens end a request just when all was drafted ahead."""
+    settings = DecodeSettings(KSchedule.constant(4), "greedy", Sampling(), graphs=True)
+    decoder = Decoder(target.model, drafter_of(target, str(folder)), settings, StopRule())
+    run = decoder.decode(requests_of(random_prompts(6), 31), 3)
+    assert [[r.accepted for r in g.rounds] for g in run.generations] == [[4] * 6] * 6

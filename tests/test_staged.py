@@ -290,9 +290,12 @@ def test_vocabularies_of_other_widths_are_no_obstacle(tmp_path):
     assert sum(r.drafted for g in run.generations for r in g.rounds) > 0
 
 
+@pytest.mark.parametrize("graphs", ["0", "1"])
 @pytest.mark.parametrize("short", ["first", "second", "both"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_stages_with_a_shorter_context_than_the_target_fall_silent_there(tmp_path, short, batch):
+def test_stages_with_a_shorter_context_than_the_target_fall_silent_there(tmp_path, short, batch, graphs, monkeypatch):
+    """Recorded rounds draft K places whatever is left, over the last slot."""
+    monkeypatch.setenv("SPECTUNE_GRAPHS", graphs)
     target = load_tiny(save_tiny(tmp_path / "t"))
     lengths = {"first": (40, 256), "second": (256, 40), "both": (44, 40)}[short]
     folders = [save_tiny(tmp_path / f"d{i}", seed=i, max_positions=n) for i, n in enumerate(lengths)]

@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from spectune.engines.engine import Requests
 from spectune.errors import SpectuneError, UsageError
 from spectune.suites.prompt import Prompt, Suite
-from spectune.sweeping.cell import Bandwidth, CellSpec, OutputCheck, Reading, Sampling
+from spectune.sweeping.cell import Bandwidth, CellSpec, MemoryPlan, OutputCheck, Reading, Sampling
 from spectune.sweeping.figures import figures
 from spectune.sweeping.measure import check_counts, measure_cell, pass_order
 
@@ -179,3 +179,22 @@ def test_left_out_prompts_are_told_and_none_left_is_an_error():
     assert "prompts-left-out: p9: too long" in told.warnings
     with pytest.raises(UsageError, match="p9: too long"):
         measure_cell(engine, cell, Requests((), ("p9: too long",)), gauge=StillGauge())
+
+
+class RecordingEngine(FakeEngine):
+    """Says that it keeps recordings, and that one could not be made."""
+
+    def recorded_bytes(self) -> int:
+        return 4321
+
+    def unrecorded(self) -> tuple[str, ...]:
+        return ("the model asks the host",)
+
+
+def test_recordings_stand_in_the_memory_plan_and_what_was_not_recorded_in_the_warnings():
+    plan = MemoryPlan(weight_bytes=1, kv_bytes=2, logits_bytes=3, layer_bytes=4)
+    result = measure(spec(), RecordingEngine(), memory=plan)
+    assert result.memory.plan.graph_bytes == 4321
+    assert result.memory.predicted_bytes == 1 + 2 + 3 + 4 + 4321
+    assert any(w.startswith("not-recorded: the model asks the host") for w in result.warnings)
+    assert "not-recorded" not in str(measure(spec(), FakeEngine()).warnings)
