@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from synthetic_run import cell, rounds_of
 
 from spectune.reporting.methods import curve_table, staged_table, table, training_table
@@ -53,8 +54,14 @@ def test_a_staged_drafter_stands_beside_its_second_stage_alone_with_the_reason()
     assert len(rows) == 3
     assert "`staged:ngram>small`" in rows[2]
     assert "seldom kept" in rows[2]
+    cells = [text.strip() for text in rows[2].strip("|").split("|")]
+    assert cells[1:7] == ["code", "1", "3.00", "3.00", "4.00", "4.00"]
+    assert float(cells[7]) == pytest.approx(10 * float(cells[8]))  # ms of drafting: staged, then alone
+    assert (cells[9][:3], cells[10][:3]) == ("0.9", "1.2")
     longer = cell(drafter="staged:ngram>small", rounds=rounds_of((4, 4), (4, 4)), cost_ratio=0.05)
-    assert "+67 % tokens a round" in staged_table([profile(longer), found[1]]).replace("67%", "67 %")
+    row = staged_table([profile(longer), found[1]]).splitlines()[2]
+    assert "+67% tokens a round" in row
+    assert "| 5.00 | 3.00 |" in row
     assert staged_table(found[1:]) == ""
 
 
