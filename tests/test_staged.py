@@ -146,7 +146,7 @@ def test_no_coin_is_tossed_for_two_decisions(tiny, build, prompts, monkeypatch):
         tossed.update(map(tuple, torch.stack([k.reshape(-1) for k in key], 1).tolist()))
         return (((fork(seed, stream, position, index) >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
 
-    for module in ("random", "drafter", "decoder", "staged"):
+    for module in ("random", "drafter", "staged"):
         monkeypatch.setattr(f"spectune.decoding.{module}.uniform", recording)
 
     def repeats() -> int:
