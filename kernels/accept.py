@@ -23,20 +23,12 @@ import triton.language as tl
 from spectune.decoding.random import CounterCoins
 from spectune.decoding.rules import Verdict, one_hot, speculative
 from spectune.decoding.sampling import NEGLIGIBLE_TEMPERATURE, probabilities
-from spectune.kernels.checks import check_integers, check_logits, check_rows
-from spectune.kernels.coins import ACCEPT, TARGET, coin, first_beyond
+from spectune.kernels.checks import check_chain, check_rows
+from spectune.kernels.coins import ACCEPT, coin, draw_tile, first_beyond
+from spectune.kernels.logits import load_logits, tile_softmax
 from spectune.sweeping.cell import Sampling
 
 BLOCK = 2048
-
-
-@triton.jit
-def tile_softmax(x):
-    """Largest logit of a tile and its sum of exponentials relative to that. NaN and +inf make the sum NaN."""
-    top = tl.max(x, 0)
-    # A tile without any finite logit has no mass, and -inf - -inf must not be formed.
-    total = tl.sum(tl.exp(x - tl.where(top == -float("inf"), 0.0, top)), 0)
-    return top, total
 
 
 @triton.jit
@@ -48,8 +40,8 @@ def _tiles_kernel(
     tile = tl.program_id(1)
     if place <= tl.load(counts_ptr + row):  # what stands behind a row's count is padding
         ids = tile * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(logits_ptr + row * logits_row + place * logits_place + ids, mask=ids < vocab, other=-float("inf"))
-        top, total = tile_softmax(tl.div_rn(x.to(tl.float32), temperature))
+        x = load_logits(logits_ptr + row * logits_row + place * logits_place, ids, vocab)
+        top, total = tile_softmax(tl.div_rn(x, temperature))
         at = stats_ptr + (row * (k + 1) + place) * 2 * tiles + tile
         tl.store(at, top)
         tl.store(at + tiles, total)
@@ -72,6 +64,7 @@ def _decide_kernel(
     temperature,
     stats_ptr,
     accepted_ptr,
+    rejected_ptr,
     closing_ptr,
     k,
     vocab,
@@ -112,8 +105,9 @@ def _decide_kernel(
     bad = tl.max(wrong.to(tl.int32), 0) > 0
     accepted = tl.where(bad, 0, accepted)
     tl.store(accepted_ptr + row, accepted.to(tl.int64))
-    # The softmax of the place that closes the round; its NaN reaches the draw.
+    # What closes the round: the token that was rejected there, and the softmax, whose NaN reaches the draw.
     here = place == accepted
+    tl.store(rejected_ptr + row, tl.max(tl.where(here & legal, token, -1), 0))
     tl.store(closing_ptr + row * 2, tl.sum(tl.where(here, finite, 0.0), 0))
     tl.store(closing_ptr + row * 2 + 1, tl.where(bad, float("nan"), tl.sum(tl.where(here, total, 0.0), 0)))
 
@@ -123,34 +117,29 @@ def _weights(
     logits_ptr,
     logits_row,
     logits_place,
-    tokens_ptr,
-    tokens_row,
-    tokens_place,
-    counts_ptr,
     q_ptr,
     q_row,
     q_place,
     temperature,
     accepted_ptr,
+    rejected_ptr,
     closing_ptr,
     row,
     ids,
     vocab,
-    k,
     ONE_HOT: tl.constexpr,
 ):
     """p of the closing place and, after a rejection, relu(p - q); after full acceptance p twice."""
     accepted = tl.load(accepted_ptr + row)
-    rejected = accepted < tl.minimum(tl.load(counts_ptr + row), k)
+    rejected = tl.load(rejected_ptr + row)
     top = tl.load(closing_ptr + row * 2)
     total = tl.load(closing_ptr + row * 2 + 1)
-    x = tl.load(logits_ptr + row * logits_row + accepted * logits_place + ids, mask=ids < vocab, other=-float("inf"))
-    p = tl.div_rn(tl.exp(tl.div_rn(x.to(tl.float32), temperature) - top), total)
+    x = load_logits(logits_ptr + row * logits_row + accepted * logits_place, ids, vocab)
+    p = tl.div_rn(tl.exp(tl.div_rn(x, temperature) - top), total)
     if ONE_HOT:
-        token = tl.load(tokens_ptr + row * tokens_row + accepted * tokens_place, mask=rejected, other=-1)
-        left = tl.where(ids == token, 0.0, p)
+        left = tl.where(ids == rejected, 0.0, p)
     else:
-        end = tl.where(rejected, vocab, 0)
+        end = tl.where(rejected >= 0, vocab, 0)
         q = tl.load(q_ptr + row * q_row + accepted * q_place + ids, mask=ids < end, other=0.0)
         left = p - q
         left = tl.where(left < 0, 0.0, left)  # keeps a NaN, which a maximum would drop
@@ -162,18 +151,14 @@ def _residual_kernel(
     logits_ptr,
     logits_row,
     logits_place,
-    tokens_ptr,
-    tokens_row,
-    tokens_place,
-    counts_ptr,
     q_ptr,
     q_row,
     q_place,
     temperature,
     accepted_ptr,
+    rejected_ptr,
     closing_ptr,
     sums_ptr,
-    k,
     vocab,
     tiles,
     ONE_HOT: tl.constexpr,
@@ -186,20 +171,16 @@ def _residual_kernel(
         logits_ptr,
         logits_row,
         logits_place,
-        tokens_ptr,
-        tokens_row,
-        tokens_place,
-        counts_ptr,
         q_ptr,
         q_row,
         q_place,
         temperature,
         accepted_ptr,
+        rejected_ptr,
         closing_ptr,
         row,
         ids,
         vocab,
-        k,
         ONE_HOT,
     )
     at = sums_ptr + row * 2 * tiles + tile
@@ -212,21 +193,17 @@ def _draw_kernel(
     logits_ptr,
     logits_row,
     logits_place,
-    tokens_ptr,
-    tokens_row,
-    tokens_place,
-    counts_ptr,
     q_ptr,
     q_row,
     q_place,
-    seeds_ptr,
-    positions_ptr,
     temperature,
     accepted_ptr,
+    rejected_ptr,
     closing_ptr,
     sums_ptr,
+    seeds_ptr,
+    positions_ptr,
     token_ptr,
-    k,
     vocab,
     tiles,
     ONE_HOT: tl.constexpr,
@@ -241,35 +218,22 @@ def _draw_kernel(
     # A residual without mass means that p equals q to rounding: p itself is then the right law.
     use_p = tl.sum(left_sums, 0) <= 0
     sums = tl.where(use_p, p_sums, left_sums)
-    total = tl.sum(sums, 0)
-    # A coin is at most 1 - 2**-53, so the threshold stays below the total.
-    zero = tl.zeros((1,), tl.int64)
-    u = tl.max(coin(tl.load(seeds_ptr + row), TARGET, tl.load(positions_ptr + row), zero), 0)
-    threshold = u * total
-    tile = first_beyond(sums, 0.0, threshold, TILES)
-    sound = (total > 0) & (total < float("inf")) & (tile >= 0)
-    tile = tl.maximum(tile, 0)
-    base = tl.sum(tl.where(each < tile, sums, 0.0), 0)
-
+    tile, base, threshold, sound = draw_tile(seeds_ptr, positions_ptr, row, sums, TILES)
     ids = tile * BLOCK + tl.arange(0, BLOCK)
     p, left = _weights(
         logits_ptr,
         logits_row,
         logits_place,
-        tokens_ptr,
-        tokens_row,
-        tokens_place,
-        counts_ptr,
         q_ptr,
         q_row,
         q_place,
         temperature,
         accepted_ptr,
+        rejected_ptr,
         closing_ptr,
         row,
         ids,
         vocab,
-        k,
         ONE_HOT,
     )
     weights = tl.where(ids < vocab, tl.where(use_p, p, left), 0.0)
@@ -304,11 +268,8 @@ def accept(
     """
     rows, places, vocab = logits.shape
     k = places - 1
-    check_logits("accept", logits)
-    assert tokens.shape == (rows, k), f"tokens must be {[rows, k]}, not {list(tokens.shape)}"
+    check_chain("accept", logits, tokens, counts=counts, seeds=seeds, positions=positions)
     assert temperature >= NEGLIGIBLE_TEMPERATURE, f"accept samples; temperature {temperature} is greedy"
-    check_integers(logits.device, tokens=tokens)
-    check_rows(rows, logits.device, counts=counts, seeds=seeds, positions=positions)
     if q is not None:
         assert q.shape == (rows, k, vocab), f"q must be {[rows, k, vocab]}, not {list(q.shape)}"
         assert q.dtype == torch.float32, f"q must be float32, not {q.dtype}"
@@ -323,43 +284,36 @@ def accept(
     stats = torch.empty(rows, places, 2, tiles, dtype=torch.float32, device=logits.device)
     closing = torch.empty(rows, 2, dtype=torch.float32, device=logits.device)
     sums = torch.empty(rows, 2, tiles, dtype=torch.float64, device=logits.device)
+    rejected = torch.empty_like(counts)
+    target = (logits, *logits.stride()[:2])
     offered = (logits, 0, 0) if q is None else (q, *q.stride()[:2])  # compiled kernels take no null pointer
-    drawn = (logits, *logits.stride()[:2], tokens, *tokens.stride(), counts, *offered)
-    sizes = {"k": k, "vocab": vocab, "tiles": tiles}
+    sizes = {"vocab": vocab, "tiles": tiles}
     one_hot_q = q is None or k == 0
     padded = triton.next_power_of_2(tiles)
-    _tiles_kernel[(rows * places, tiles)](
-        logits, *logits.stride()[:2], counts, float(temperature), stats, **sizes, BLOCK=BLOCK
-    )
+    _tiles_kernel[(rows * places, tiles)](*target, counts, float(temperature), stats, k, **sizes, BLOCK=BLOCK)
     _decide_kernel[(rows,)](
-        *drawn,
+        *target,
+        tokens,
+        *tokens.stride(),
+        counts,
+        *offered,
         seeds,
         positions,
         float(temperature),
         stats,
         out.accepted,
+        rejected,
         closing,
+        k,
         **sizes,
         ONE_HOT=one_hot_q,
         PLACES=triton.next_power_of_2(places),
         TILES=padded,
     )
-    _residual_kernel[(rows, tiles)](
-        *drawn, float(temperature), out.accepted, closing, sums, **sizes, ONE_HOT=one_hot_q, BLOCK=BLOCK
-    )
+    left = (*target, *offered, float(temperature), out.accepted, rejected, closing)
+    _residual_kernel[(rows, tiles)](*left, sums, **sizes, ONE_HOT=one_hot_q, BLOCK=BLOCK)
     _draw_kernel[(rows,)](
-        *drawn,
-        seeds,
-        positions,
-        float(temperature),
-        out.accepted,
-        closing,
-        sums,
-        out.token,
-        **sizes,
-        ONE_HOT=one_hot_q,
-        BLOCK=BLOCK,
-        TILES=padded,
+        *left, sums, seeds, positions, out.token, **sizes, ONE_HOT=one_hot_q, BLOCK=BLOCK, TILES=padded
     )
     return out
 

@@ -23,3 +23,12 @@ def check_rows(rows: int, device: torch.device, **tensors: torch.Tensor) -> None
     for name, x in tensors.items():
         assert x.shape == (rows,), f"{name} must be [{rows}], not {list(x.shape)}"
         assert x.is_contiguous(), f"{name} must be contiguous"
+
+
+def check_chain(name: str, logits: torch.Tensor, tokens: torch.Tensor, **keys: torch.Tensor) -> None:
+    """Logits of K + 1 places, K drafted tokens, and numbers of each row."""
+    check_logits(name, logits)
+    rows, places, _ = logits.shape
+    assert tokens.shape == (rows, places - 1), f"tokens must be {[rows, places - 1]}, not {list(tokens.shape)}"
+    check_integers(logits.device, tokens=tokens)
+    check_rows(rows, logits.device, **keys)

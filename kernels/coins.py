@@ -1,7 +1,7 @@
 """Counter-based coins and draws inside kernels: `decoding/random.py` in Triton, bit for bit.
 
 `coin` is the same integer mix and gives the same float64 numbers. `first_beyond` inverts a cumulative sum as `pick`
-does; a kernel applies it twice, to the tiles of a row and to the tile that holds the coin.
+does; a kernel applies it twice, to the tiles of a row (`draw_tile`) and to the tile that holds the coin.
 """
 
 from __future__ import annotations
@@ -51,6 +51,24 @@ def first_beyond(weights, base, threshold, N: tl.constexpr):
     first = tl.min(tl.where((cumulative > threshold) & (weights > 0), place, N), 0)
     last = tl.max(tl.where(weights > 0, place, -1), 0)
     return tl.minimum(first, last)
+
+
+@triton.jit
+def draw_tile(seeds_ptr, positions_ptr, row, sums, N: tl.constexpr):
+    """The tile that holds the row's coin of the target. sums: [N] float64, the weight of each tile.
+
+    -> tile, the weight before it, the threshold that the coin sets, whether the weights are finite and not all zero.
+    """
+    total = tl.sum(sums, 0)
+    zero = tl.zeros((1,), tl.int64)
+    u = tl.max(coin(tl.load(seeds_ptr + row), TARGET, tl.load(positions_ptr + row), zero), 0)
+    # A coin is at most 1 - 2**-53, so the threshold stays below the total.
+    threshold = u * total
+    tile = first_beyond(sums, 0.0, threshold, N)
+    sound = (total < float("inf")) & (tile >= 0)
+    tile = tl.maximum(tile, 0)
+    base = tl.sum(tl.where(tl.arange(0, N) < tile, sums, 0.0), 0)
+    return tile, base, threshold, sound
 
 
 @triton.jit

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from spectune.decoding.rules import Verdict, match
-from spectune.kernels.checks import check_integers, check_logits, check_rows
+from spectune.kernels.checks import check_chain, check_rows
+from spectune.kernels.logits import load_logits
 
 BLOCK = 4096
 
@@ -27,15 +28,13 @@ def _tiles_kernel(
     tile = tl.program_id(1)
     if place <= tl.load(counts_ptr + row):
         ids = tile * BLOCK + tl.arange(0, BLOCK)
-        inside = ids < vocab
-        x = tl.load(logits_ptr + row * logits_row + place * logits_place + ids, mask=inside, other=-float("inf"))
-        x = x.to(tl.float32)
+        x = load_logits(logits_ptr + row * logits_row + place * logits_place, ids, vocab)
         # In a compiled maximum NaN may lose; as the largest it is seen below.
         x = tl.where(x == x, x, float("inf"))
         top = tl.max(x, 0)
         at = (row * (k + 1) + place) * tiles + tile
         tl.store(tops_ptr + at, top)
-        tl.store(ids_ptr + at, tl.min(tl.where(inside & (x == top), ids, vocab), 0))
+        tl.store(ids_ptr + at, tl.min(tl.where(x == top, ids, vocab), 0))
 
 
 @triton.jit
@@ -89,10 +88,7 @@ def match_greedy(
     """
     rows, places, vocab = logits.shape
     k = places - 1
-    check_logits("match", logits)
-    assert tokens.shape == (rows, k), f"tokens must be {[rows, k]}, not {list(tokens.shape)}"
-    check_integers(logits.device, tokens=tokens)
-    check_rows(rows, logits.device, counts=counts)
+    check_chain("match", logits, tokens, counts=counts)
     out = out or Verdict(torch.empty_like(counts), torch.empty_like(counts))
     check_rows(rows, logits.device, accepted=out.accepted, token=out.token)
     if rows == 0:

@@ -19,9 +19,9 @@ import triton.language as tl
 
 from spectune.decoding.random import Stream, pick, uniform
 from spectune.decoding.sampling import NEGLIGIBLE_TEMPERATURE, probabilities
-from spectune.kernels.accept import tile_softmax
 from spectune.kernels.checks import check_logits, check_rows
-from spectune.kernels.coins import TARGET, coin, first_beyond
+from spectune.kernels.coins import draw_tile, first_beyond
+from spectune.kernels.logits import load_logits, tile_softmax
 from spectune.sweeping.cell import Sampling
 
 BLOCK = 2048
@@ -31,8 +31,7 @@ LEVELS = 8
 
 @triton.jit
 def _load(logits_ptr, logits_row, row, ids, vocab, temperature):
-    x = tl.load(logits_ptr + row * logits_row + ids, mask=ids < vocab, other=-float("inf"))
-    x = tl.div_rn(x.to(tl.float32), temperature)
+    x = tl.div_rn(load_logits(logits_ptr + row * logits_row, ids, vocab), temperature)
     return tl.where(x == 0, 0.0, x)  # -0.0 equals 0.0, and its key must too
 
 
@@ -267,13 +266,7 @@ def _draw_kernel(
     inside = each < tiles
     masses = tl.load(masses_ptr + row * tiles + each, mask=inside, other=0.0)
     whole = tl.sum(tl.load(stats_ptr + row * 2 * tiles + tiles + each, mask=inside, other=0.0), 0)  # NaN shows here
-    total = tl.sum(masses, 0)
-    zero = tl.zeros((1,), tl.int64)
-    u = tl.max(coin(tl.load(seeds_ptr + row), TARGET, tl.load(positions_ptr + row), zero), 0)
-    threshold = u * total
-    tile = first_beyond(masses, 0.0, threshold, TILES)
-    sound = (tile >= 0) & (total < float("inf")) & (whole < float("inf"))
-    tile = tl.maximum(tile, 0)
+    tile, base, threshold, sound = draw_tile(seeds_ptr, positions_ptr, row, masses, TILES)
     weights = _weights(
         logits_ptr,
         logits_row,
@@ -292,9 +285,8 @@ def _draw_kernel(
         BLOCK,
         TILES,
     )
-    base = tl.sum(tl.where(each < tile, masses, 0.0), 0)
     token = tile * BLOCK + first_beyond(weights, base, threshold, BLOCK)
-    tl.store(token_ptr + row, tl.where(sound, token, -1).to(tl.int64))
+    tl.store(token_ptr + row, tl.where(sound & (whole < float("inf")), token, -1).to(tl.int64))
 
 
 def sample(
