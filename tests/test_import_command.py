@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 from synthetic_run import strict_json
-
-from spectune.cli.app import main
 
 FAST = {
     "completed": 20,
@@ -23,24 +20,12 @@ FAST = {
 PLAIN = {"completed": 20, "max_concurrency": 8, "total_output_tokens": 300, "output_throughput": 100.0}
 
 
-@pytest.fixture
-def spectune(monkeypatch, capsys, tmp_path):
-    """Call the command line in an empty folder; returns its exit code, stdout and stderr."""
-    monkeypatch.setenv("COLUMNS", "80")
+@pytest.fixture(autouse=True)
+def _files(monkeypatch, tmp_path):
+    """Two results in the current folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fast.json").write_text(json.dumps(FAST))
     (tmp_path / "plain.json").write_text(json.dumps(PLAIN))
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["spectune", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def test_json_is_strict_alone_on_stdout_and_what_the_file_holds(spectune, tmp_path):

@@ -9,29 +9,10 @@ import sys
 import pytest
 from synthetic_run import cell, failed, strict_json, write_run
 
-from spectune.cli.app import main
-
 
 @pytest.fixture
 def run(tmp_path):
     return write_run(tmp_path / "run", [cell(k=k, batch=b, speedup=1.5) for k in (1, 2, 4) for b in (1, 4)])
-
-
-@pytest.fixture
-def spectune(monkeypatch, capsys):
-    """Call the command line; returns its exit code, stdout and stderr."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["spectune", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return call
 
 
 @pytest.mark.parametrize("command", ["recommend", "fit"])

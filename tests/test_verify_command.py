@@ -12,7 +12,6 @@ from synthetic_run import cell, failed, strict_json, write_run
 from test_decoder_greedy import with_tokenizer
 from verify_helpers import save_near
 
-from spectune.cli.app import main
 from spectune.decoding import rules
 from spectune.errors import UsageError
 from spectune.speedup.run import load_run
@@ -39,23 +38,6 @@ def models(tmp_path_factory):
     suite = folder / "mine.jsonl"
     suite.write_text("".join(json.dumps({"id": f"p{i}", "prompt": f"w{i + 3} w9 w{20 + i}"}) + "\n" for i in range(5)))
     return target, near, suite
-
-
-@pytest.fixture
-def spectune(monkeypatch, capsys):
-    """Call the command line; returns its exit code, stdout and stderr."""
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["spectune", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from synthetic_run import STEP, cell, model, strict_json, write_run
 
-from spectune.cli.app import main
 from spectune.errors import UsageError
 from spectune.speedup.devices import device, device_of, devices
 from spectune.speedup.elsewhere import COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY, draw, efficiency_of
@@ -197,25 +196,16 @@ def test_trees_and_unidentifiable_acceptance_have_reasons_and_no_numbers(tmp_pat
     assert "beyond K 1" in one.reason
 
 
-def test_predict_prints_estimates_only(run, monkeypatch, capsys):
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["spectune", "predict", str(run), *words])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    code, out, _ = call("--k", "1-12", "--batch", "1-256", "--gpu", "h100", "--json")
+def test_predict_prints_estimates_only(run, spectune):
+    code, out, _ = spectune("predict", run, "--k", "1-12", "--batch", "1-256", "--gpu", "h100", "--json")
     document = strict_json(out)
     assert (code, document["estimate"], document["latency_from"]) == (0, True, "device table")
     assert len(document["predictions"][0]["rows"]) == 12 * 256
-    code, out, _ = call("--k", "1-4", "--gpu", "h100")
+    code, out, _ = spectune("predict", run, "--k", "1-4", "--gpu", "h100")
     assert code == 0
     assert "ESTIMATE, not measured" in out
     assert "assumed" in out
-    code, _, err = call("--gpu", "h99")
+    code, _, err = spectune("predict", run, "--gpu", "h99")
     assert (code, "choose from" in err) == (2, True)
-    code, _, err = call("--k", "1-1000", "--batch", "1-1000")
+    code, _, err = spectune("predict", run, "--k", "1-1000", "--batch", "1-1000")
     assert (code, "ask for fewer" in err) == (2, True)

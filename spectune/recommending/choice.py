@@ -14,10 +14,8 @@ from typing import TypeVar
 from spectune.recommending import why
 from spectune.speedup.profile import Config, Profile
 from spectune.speedup.run import Run
-from spectune.speedup.uncertainty import Estimate, Rates, Verdict, estimate, over_batches, over_suites
+from spectune.speedup.uncertainty import FLAT, Estimate, Rates, Verdict, estimate, over_batches, over_suites
 from spectune.sweeping.cell import CellSpec
-
-FLAT = 0.01
 
 Place = tuple[str, int]  # suite, batch
 _T = TypeVar("_T")

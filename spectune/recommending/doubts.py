@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from spectune.recommending.finding import Finding
-from spectune.speedup.acceptance import speculative_requests
+from spectune.speedup.acceptance import rounds_and_accepted, speculative_requests
 from spectune.speedup.curve import Array
+from spectune.speedup.devices import used_gpu
 from spectune.speedup.positions import measured
 from spectune.speedup.profile import Profile
 from spectune.speedup.run import Run
@@ -33,13 +34,11 @@ def doubts(run: Run, profiles: Sequence[Profile]) -> Iterator[Finding]:
 
 def device_bytes(environment: Mapping[str, object]) -> tuple[str, int] | None:
     """Name and memory of the GPU that the run used, or of the host for a run on its processor; None where unknown."""
-    kind, _, index = str(environment.get("device")).partition(":")
-    gpus = environment.get("gpus")
-    if kind == "cuda" and isinstance(gpus, list) and len(gpus) > int(index or 0):
-        gpu = gpus[int(index or 0)]
+    gpu = used_gpu(environment)
+    if gpu is not None:
         total = gpu.get("memory_bytes")
         return (str(gpu.get("name")), int(total)) if total else None
-    total = environment.get("memory_bytes") if kind == "cpu" else None
+    total = environment.get("memory_bytes") if environment.get("device") == "cpu" else None
     return ("this machine", total) if isinstance(total, int) else None
 
 
@@ -76,8 +75,9 @@ def _drift(profiles: Sequence[Profile]) -> Iterator[Finding]:
         prompts: dict[str, list[float]] = {}
         for r in requests:
             own = prompts.setdefault(r.prompt_id, [0.0, 0.0, 0.0])
-            own[0] += sum(c.accepted * c.count for c in r.rounds)
-            own[1] += sum(c.count for c in r.rounds)
+            rounds, accepted = rounds_and_accepted(r)
+            own[0] += accepted
+            own[1] += rounds
             own[2] = max(own[2], r.prompt_tokens + r.output_tokens / 2)
         rows = np.array(sorted((row for row in prompts.values() if row[1]), key=lambda row: row[2]))
         if len(rows) < 8:

@@ -20,10 +20,8 @@ from spectune.recommending.pareto import pareto_set
 from spectune.speedup.positions import Measured, measured
 from spectune.speedup.profile import Config, Profile
 from spectune.speedup.timing import tpot
-from spectune.speedup.uncertainty import Draws, Estimate, Rates, Verdict, cell_rates, interval, over_suites
+from spectune.speedup.uncertainty import FLAT, Draws, Estimate, Rates, Verdict, cell_rates, interval, over_suites
 from spectune.sweeping.cell import RequestResult
-
-FLAT = 0.01
 
 Objective = Literal["latency", "throughput", "goodput"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from spectune.recommending.choice import suites_as_one
-from spectune.recommending.schedule import Schedule, Speeds, ratio_draws
+from spectune.recommending.schedule import Schedule, Speeds
 from spectune.speedup.profile import Profile
-from spectune.speedup.uncertainty import Estimate, Rates, estimate, interval, over_batches
+from spectune.speedup.uncertainty import Estimate, Rates, estimate, interval, over_batches, ratio_draws
 
 Policy = Literal["off", "static", "schedule", "resting", "oracle"]
 

@@ -13,10 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from spectune.recommending.choice import FLAT, suites_as_one
+from spectune.recommending.choice import suites_as_one
 from spectune.speedup.crossing import Crossing, crossing
 from spectune.speedup.profile import Profile
-from spectune.speedup.uncertainty import Draws, Estimate, Rates, estimate
+from spectune.speedup.uncertainty import FLAT, Estimate, Rates, estimate, ratio_draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,3 @@ def _row(batch: int, own: Mapping[tuple[int, int], Rates]) -> ScheduleRow:
     flat = tuple(sorted(k for k, value in faster.items() if value >= (1 - FLAT) * max(faster.values())))
     k = flat[0] if flat else 0
     return ScheduleRow(batch, k, best_k, found[best_k], found.get(k), flat, resting)
-
-
-def ratio_draws(rates: Rates) -> Draws | None:
-    """Resamples of the speedup."""
-    if rates.plain_draws is None or rates.speculative_draws is None:
-        return None
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(rates.speculative_draws / rates.plain_draws)

@@ -88,7 +88,7 @@ def speculative_requests(cell: CellResult) -> list[RequestResult]:
 
 def request_acceptance_length(request: RequestResult) -> float | None:
     """1 + accepted / rounds of one request, or None where it had no round."""
-    rounds, accepted = _rounds_and_accepted(request)
+    rounds, accepted = rounds_and_accepted(request)
     return 1 + accepted / rounds if rounds else None
 
 
@@ -98,13 +98,13 @@ def miscounted(request: RequestResult) -> str | None:
     Every round emits its accepted tokens and one more, except that a stop token or a limit may cut that one:
     1 + accepted <= output tokens <= 1 + accepted + rounds.
     """
-    rounds, accepted = _rounds_and_accepted(request)
+    rounds, accepted = rounds_and_accepted(request)
     if 1 + accepted <= request.output_tokens <= 1 + accepted + rounds:
         return None
     return f"{request.id} has {request.output_tokens} tokens after {rounds} rounds with {accepted} accepted"
 
 
-def _rounds_and_accepted(request: RequestResult) -> tuple[int, int]:
+def rounds_and_accepted(request: RequestResult) -> tuple[int, int]:
     return sum(c.count for c in request.rounds), sum(c.accepted * c.count for c in request.rounds)
 
 

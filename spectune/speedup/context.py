@@ -43,32 +43,22 @@ def context_crossing(cost: RoundCost) -> Crossing:
     low, high = cost.target.ranges[2]
     contexts = np.geomspace(max(1.0, low / REACH), high * REACH, _PLACES)
     random = np.random.default_rng(0)
-    drawn = [_speedups(cost, contexts, random) for _ in range(DRAWS)]
-    return crossing(contexts.tolist(), _speedups(cost, contexts, None).tolist(), np.stack(drawn))
-
-
-def _speedups(cost: RoundCost, contexts: Array, random: np.random.Generator | None) -> Array:
-    """At each context [contexts], from the fitted values or from one draw of them."""
-    length = cost.length.value
-    if random is not None and cost.length.low is not None and cost.length.high is not None:
-        length = max(1.0, random.normal(length, (cost.length.high - cost.length.low) / (2 * _NORMAL)))
-    parameters = _parameters(cost.target, random)
-    plain = _seconds(cost.target, parameters, cost.batch, 1, contexts) + cost.plain_overhead_seconds
-    verify = _seconds(cost.target, parameters, cost.batch, cost.k + 1, contexts)
-    step = np.full_like(contexts, cost.step_seconds)
+    lengths = np.full(1 + DRAWS, cost.length.value)  # as fitted in the first row, then drawn
+    if cost.length.low is not None and cost.length.high is not None:
+        spread = (cost.length.high - cost.length.low) / (2 * _NORMAL)
+        lengths[1:] = np.maximum(1.0, random.normal(cost.length.value, spread, DRAWS))
+    ones, queries = np.ones_like(contexts), (cost.k + 1) * np.ones_like(contexts)
+    places = np.array([(cost.batch * ones, query, contexts) for query in (ones, queries)])  # [2, (B, q, ctx), contexts]
+    plain, verify = np.split(_seconds(cost.target, random, np.concatenate(places, axis=1).T), 2, axis=1)
+    step: Array | float = cost.step_seconds
     if cost.draft is not None:
-        step = _seconds(cost.draft, _parameters(cost.draft, random), cost.batch, 1, contexts)
-    return np.asarray(length * plain / (cost.drafting_seconds + cost.k * step + verify + cost.overhead_seconds))
+        step = _seconds(cost.draft, random, places[0].T)
+    whole = cost.drafting_seconds + cost.k * step + verify + cost.overhead_seconds
+    speedups = lengths[:, None] * (plain + cost.plain_overhead_seconds) / whole  # [1 + DRAWS, contexts]
+    return crossing(contexts.tolist(), speedups[0].tolist(), speedups[1:])
 
 
-def _parameters(surface: Surface, random: np.random.Generator | None) -> Array:
-    values = np.array(surface.parameters)
-    if random is None:
-        return values
-    drawn = random.multivariate_normal(values, np.array(surface.covariance), method="eigh")
-    return np.asarray(np.maximum(drawn, 0.0))
-
-
-def _seconds(surface: Surface, parameters: Array, rows: int, query: int, contexts: Array) -> Array:
-    places = np.stack([np.full_like(contexts, rows), np.full_like(contexts, query), contexts], axis=1)
-    return np.maximum(times(surface.form, surface.expert_share, parameters, places)[0], 1e-9)
+def _seconds(surface: Surface, random: np.random.Generator, places: Array) -> Array:
+    """[1 + DRAWS, points]: the surface itself, then draws of it."""
+    own = times(surface.form, surface.expert_share, np.array(surface.parameters), places)[0]
+    return np.concatenate([np.maximum(own, 1e-9)[None], surface.draws(random, DRAWS, places)])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from spectune.errors import UsageError
 
@@ -46,6 +48,16 @@ def device(name: str) -> Device:
         if wanted in (re.sub("-", "", found.key), re.sub(r"[^a-z0-9]", "", found.name.lower())):
             return found
     raise UsageError(f"--gpu does not know {name!r}", f"choose from {', '.join(devices())}")
+
+
+def used_gpu(environment: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a run's environment holds about the GPU that it used; None for a run without one."""
+    kind, _, index = str(environment.get("device")).partition(":")
+    gpus = environment.get("gpus")
+    if kind != "cuda" or not isinstance(gpus, list) or len(gpus) <= int(index or 0):
+        return None
+    found: dict[str, Any] = gpus[int(index or 0)]
+    return found
 
 
 def device_of(driver_name: str) -> Device | None:

@@ -15,7 +15,7 @@ from spectune.speedup.models import Curve
 from spectune.speedup.positions import Measured, acceptance_length
 from spectune.speedup.prediction import Optimum, RoundModel
 from spectune.speedup.profile import Profile
-from spectune.speedup.surface import REACH, Point, SurfaceFit, fit_surface
+from spectune.speedup.surface import REACH, Point, Surface, SurfaceFit, fit_surface
 from spectune.sweeping.cell import PassResult
 from spectune.sweeping.drafter_names import drafts_at_once, drafts_trees
 
@@ -69,28 +69,13 @@ def planned_k(curve: Curve, surfaces: Surfaces, profiles: Sequence[Profile]) -> 
 def round_cost(members: Sequence[Profile], surfaces: Surfaces) -> tuple[RoundCost | None, str | None]:
     """The cost of a round of one configuration at one batch on one or more suites, or why it is unknown."""
     first = members[0].spec
-    target, draft = surfaces.target.best, surfaces.drafts.get(first.drafter)
-    overhead = _median(members, lambda p: p.timing.overhead_seconds)
-    drafting = _median(members, lambda p: p.timing.draft_seconds)
+    parts, reason = _parts(members, surfaces)
+    if parts is None:
+        return None, reason
     lengths = [found for p in members if (found := acceptance_length(p.cell)) is not None]
-    if target is None:
-        return None, f"the target's latency is {surfaces.target.reason}"
-    if overhead is None or drafting is None or not lengths:
-        return None, "a time of the round or its acceptance is unknown"
-    plain = _median(members, lambda p: p.timing.plain_overhead_seconds) or 0.0
-    step = _median(members, lambda p: p.timing.draft_step_seconds) or 0.0
-    at_once = draft is None
-    return RoundCost(
-        first.k,
-        first.batch,
-        _typical(lengths),
-        target,
-        draft.best if draft else None,
-        0.0 if at_once else step,
-        drafting if at_once else 0.0,
-        overhead,
-        plain,
-    ), None
+    if not lengths:
+        return None, "the acceptance is unknown"
+    return RoundCost(first.k, first.batch, _typical(lengths), *parts), None
 
 
 def _typical(lengths: Sequence[Measured]) -> Measured:
@@ -102,22 +87,32 @@ def _typical(lengths: Sequence[Measured]) -> Measured:
 
 
 def _round_model(curve: Curve, surfaces: Surfaces, members: Sequence[Profile]) -> tuple[RoundModel | None, str | None]:
-    target, draft = surfaces.target, surfaces.drafts.get(curve.drafter)
     if curve.curve is None:
         return None, curve.reason
+    parts, reason = _parts(members, surfaces)
+    return (None, reason) if parts is None else (RoundModel(curve.curve, *parts), None)
+
+
+# Target, draft, seconds of a draft step, of drafting all at once, of overhead, and of a plain step's overhead.
+_Parts = tuple[Surface, Surface | None, float, float, float, float]
+
+
+def _parts(members: Sequence[Profile], surfaces: Surfaces) -> tuple[_Parts | None, str | None]:
+    """What a round of one configuration is made of, or why that is unknown."""
+    target, draft = surfaces.target, surfaces.drafts.get(members[0].spec.drafter)
     if target.best is None:
         return None, f"the target's latency is {target.reason}"
     overhead = _median(members, lambda p: p.timing.overhead_seconds)
     drafting = _median(members, lambda p: p.timing.draft_seconds)
     if overhead is None or drafting is None:
         return None, "a time of the round is unknown"
-    if draft is not None and draft.best is None and not _median(members, lambda p: p.timing.draft_step_seconds):
-        return None, f"the draft's latency is {draft.reason}"
     plain = _median(members, lambda p: p.timing.plain_overhead_seconds) or 0.0
     if draft is None:
-        return RoundModel(curve.curve, target.best, None, 0.0, drafting, overhead, plain), None
+        return (target.best, None, 0.0, drafting, overhead, plain), None
     step = _median(members, lambda p: p.timing.draft_step_seconds) or 0.0
-    return RoundModel(curve.curve, target.best, draft.best, step, 0.0, overhead, plain), None
+    if draft.best is None and not step:
+        return None, f"the draft's latency is {draft.reason}"
+    return (target.best, draft.best, step, 0.0, overhead, plain), None
 
 
 def _runs_forwards(p: Profile) -> bool:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spectune.speedup.acceptance import speculative_requests
+from spectune.speedup.acceptance import rounds_and_accepted, speculative_requests
 from spectune.speedup.curve import AcceptanceCurve, Array, CurvePoint, fit_curve, refit
-from spectune.speedup.uncertainty import LEVEL, RESAMPLES, draw_counts
+from spectune.speedup.uncertainty import RESAMPLES, draw_counts, ends
 from spectune.sweeping.cell import CellResult
 
 
@@ -100,8 +100,9 @@ def acceptance_length(cell: CellResult, *, resamples: int = RESAMPLES) -> Measur
     by_prompt: dict[str, list[float]] = {}
     for r in speculative_requests(cell):
         counts = by_prompt.setdefault(r.prompt_id, [0.0, 0.0])
-        counts[0] += sum(c.accepted * c.count for c in r.rounds)
-        counts[1] += sum(c.count for c in r.rounds)
+        rounds_of, accepted_of = rounds_and_accepted(r)
+        counts[0] += accepted_of
+        counts[1] += rounds_of
     sums = np.array([by_prompt[name] for name in sorted(by_prompt)])  # [prompts, (accepted, rounds)]
     accepted, rounds = sums.sum(axis=0)
     if not rounds:
@@ -150,8 +151,7 @@ def measured(value: float, draws: Array | None) -> Measured:
     known = None if draws is None else draws[np.isfinite(draws)]
     if known is None or len(known) < 2:
         return Measured(value, None, None)
-    tail = 100 * (1 - LEVEL) / 2
-    low, high = (float(q) for q in np.percentile(known, [tail, 100 - tail]))
+    low, high = map(float, ends(known))
     return Measured(value, low, high)
 
 

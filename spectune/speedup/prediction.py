@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from spectune.speedup.curve import AcceptanceCurve
 from spectune.speedup.surface import Surface
-
-FLAT = 0.01
+from spectune.speedup.uncertainty import FLAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +38,24 @@ class RoundModel:
     overhead_seconds: float = 0.0
     plain_overhead_seconds: float = 0.0
 
-    def round_seconds(self, k: int, rows: float, context: float, *, extrapolate: bool = False) -> float:
-        """One round at `k`. Raises UsageError beyond twice the range that was measured, unless `extrapolate`."""
+    def round_seconds(self, k: int, rows: float, context: float) -> float:
+        """One round at `k`. Raises UsageError beyond twice the range that was measured."""
         if k == 0:
-            return self.target.seconds(rows, 1, context, extrapolate=extrapolate) + self.plain_overhead_seconds
+            return self.target.seconds(rows, 1, context) + self.plain_overhead_seconds
         step = self.draft_step_seconds
         if self.draft is not None:
-            step = self.draft.seconds(rows, 1, context, extrapolate=extrapolate)
+            step = self.draft.seconds(rows, 1, context)
         drafting = self.draft_seconds + k * step
-        verifying = self.target.seconds(rows, k + 1, context, extrapolate=extrapolate)
+        verifying = self.target.seconds(rows, k + 1, context)
         return drafting + verifying + self.overhead_seconds
 
-    def speedup(self, k: int, rows: float, context: float, *, extrapolate: bool = False) -> float:
+    def speedup(self, k: int, rows: float, context: float) -> float:
         """Over plain decoding at the same batch and context; K = 0 is plain decoding, 1."""
-        plain = self.round_seconds(0, rows, context, extrapolate=extrapolate)
-        return self.curve.length_at(k) * plain / self.round_seconds(k, rows, context, extrapolate=extrapolate)
+        plain = self.round_seconds(0, rows, context)
+        return self.curve.length_at(k) * plain / self.round_seconds(k, rows, context)
 
-    def optimum(self, ks: Sequence[int], rows: float, context: float, *, extrapolate: bool = False) -> Optimum:
+    def optimum(self, ks: Sequence[int], rows: float, context: float) -> Optimum:
         """The best of `ks` and plain decoding, K = 0."""
-        speeds = {k: self.speedup(k, rows, context, extrapolate=extrapolate) for k in sorted({0, *ks})}
+        speeds = {k: self.speedup(k, rows, context) for k in sorted({0, *ks})}
         best = max(speeds, key=lambda k: speeds[k])
         return Optimum(best, speeds[best], tuple(k for k, s in speeds.items() if s >= (1 - FLAT) * speeds[best]))

@@ -20,7 +20,7 @@ import numpy as np
 
 from spectune.errors import UsageError
 from spectune.speedup.surface_descent import Descent, Solution
-from spectune.speedup.surface_forms import NAMES, UNITS, Array, Form, features, names_of, times, typical
+from spectune.speedup.surface_forms import NAMES, UNITS, Array, Form, features, names_of, seconds, times, typical
 
 REACH = 2.0  # how far beyond the measured range a prediction is given unasked
 _FOLDS = 5
@@ -87,9 +87,9 @@ class Surface:
     ranges: tuple[tuple[float, float], ...]  # least and largest B, q, ctx
     covariance: tuple[tuple[float, ...], ...]  # of the parameters
 
-    def seconds(self, rows: float, query: float, context: float, *, extrapolate: bool = False) -> float:
-        """The predicted time. Raises UsageError beyond twice the measured range, unless `extrapolate`."""
-        self._within(rows, query, context, extrapolate)
+    def seconds(self, rows: float, query: float, context: float) -> float:
+        """The predicted time. Raises UsageError beyond twice the measured range."""
+        self._within(rows, query, context, extrapolate=False)
         return float(self._at(rows, query, context)[0][0])
 
     def predict(self, rows: float, query: float, context: float, *, extrapolate: bool = False) -> Seconds:
@@ -100,6 +100,12 @@ class Surface:
         spread = math.sqrt(float(slope @ np.array(self.covariance) @ slope) + self.scatter**2)
         reach = _student(len(self.residuals) - len(self.parameters)) * spread
         return Seconds(value, value * math.exp(-reach), value * math.exp(reach), outside)
+
+    def draws(self, random: np.random.Generator, count: int, places: Array) -> Array:
+        """Times [count, points] at places [points, (B, q, ctx)], under coefficients drawn from their uncertainty."""
+        covariance = np.array(self.covariance)
+        drawn = random.multivariate_normal(np.array(self.parameters), covariance, count, method="eigh")
+        return np.maximum(seconds(self.form, self.expert_share, np.maximum(drawn, 0.0), places), 1e-9)
 
     def _at(self, rows: float, query: float, context: float) -> tuple[Array, Array]:
         return times(self.form, self.expert_share, np.array(self.parameters), np.array([[rows, query, context]], float))

@@ -24,6 +24,7 @@ from spectune.sweeping.cell import CellResult, RequestResult
 
 RESAMPLES = 1000
 LEVEL = 0.95
+FLAT = 0.01  # within this of the best, a speedup is as good as it
 USABLE = 0.95  # share of resamples that must give a number
 
 Verdict = Literal["FASTER", "SLOWER", "CAN'T TELL"]
@@ -106,11 +107,16 @@ def estimate(rates: Rates) -> Estimate:
         return Estimate(
             None, None, None, "CAN'T TELL", rates.prompts, rates.repeats, rates.reason or "nothing was timed"
         )
-    draws = None
-    if rates.plain_draws is not None and rates.speculative_draws is not None:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            draws = rates.speculative_draws / rates.plain_draws
+    draws = ratio_draws(rates)
     return interval(rates.speculative / rates.plain, draws, rates.prompts, rates.repeats, rates.reason)
+
+
+def ratio_draws(rates: Rates) -> Draws | None:
+    """Resamples of the speedup."""
+    if rates.plain_draws is None or rates.speculative_draws is None:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(rates.speculative_draws / rates.plain_draws)
 
 
 def interval(value: float, draws: Draws | None, prompts: int, repeats: int, reason: str | None = None) -> Estimate:
@@ -118,11 +124,16 @@ def interval(value: float, draws: Draws | None, prompts: int, repeats: int, reas
     if draws is not None:
         usable = draws[np.isfinite(draws) & (draws > 0)]
         if len(usable) >= USABLE * len(draws):
-            tail = 100 * (1 - LEVEL) / 2
-            low, high = (float(q) for q in np.percentile(usable, [tail, 100 - tail]))
+            low, high = map(float, ends(usable))
             return Estimate(value, low, high, verdict(low, high), prompts, repeats)
         reason = "most prompts decoded nothing with every slot busy"
     return Estimate(value, None, None, "CAN'T TELL", prompts, repeats, reason)
+
+
+def ends(draws: Draws) -> Draws:
+    """[draws, ...] -> [2, ...]: the ends of the percentile interval."""
+    tail = 100 * (1 - LEVEL) / 2
+    return np.asarray(np.percentile(draws, [tail, 100 - tail], axis=0))
 
 
 def verdict(low: float | None, high: float | None) -> Verdict:
@@ -158,12 +169,7 @@ def over_batches(parts: Sequence[Rates]) -> Rates:
     batch 1, the slowest per token, decide alone. Rates are relative to plain decoding, which is 1.
     """
     ratios = [None if not p.plain or p.speculative is None else p.speculative / p.plain for p in parts]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        draws = [
-            None if p.plain_draws is None or p.speculative_draws is None else p.speculative_draws / p.plain_draws
-            for p in parts
-        ]
-    combined = _harmonic_draws(draws)
+    combined = _harmonic_draws([ratio_draws(p) for p in parts])
     return Rates(
         1.0,
         _harmonic(ratios),

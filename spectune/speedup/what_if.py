@@ -20,21 +20,19 @@ from numpy.typing import NDArray
 from spectune.errors import UsageError
 from spectune.speedup.crossing import Crossing, crossing
 from spectune.speedup.curve import Array
-from spectune.speedup.devices import Device, device_of
+from spectune.speedup.devices import Device, device_of, used_gpu
 from spectune.speedup.elsewhere import DeviceDraws, Efficiency, bytes_read, draw, efficiency_of
 from spectune.speedup.latency import Surfaces, round_cost, run_surfaces
 from spectune.speedup.positions import Measured, length_draws
 from spectune.speedup.profile import Profile
 from spectune.speedup.run import Run
 from spectune.speedup.surface import REACH, Surface
-from spectune.speedup.surface_forms import times
-from spectune.speedup.uncertainty import LEVEL, Verdict, verdict
+from spectune.speedup.uncertainty import FLAT, Verdict, ends, verdict
 from spectune.sweeping.cell import ModelInfo
 from spectune.sweeping.drafter_names import drafts_at_once, drafts_trees
 from spectune.sweeping.memory import is_part_of
 
 DRAWS = 400
-FLAT = 0.01
 _MOST = 10_000  # places at once: each has DRAWS draws
 _FILL = 0.9  # of a device's memory
 _NORMAL = 0.6745  # the median absolute error of a normal distribution of standard deviation 1
@@ -187,8 +185,7 @@ def _flat(rows: Sequence[Row]) -> tuple[int, ...]:
 
 def _middles(draws: Array) -> list[list[Measured]]:
     """[DRAWS, batches, K] -> median and 95 % interval of each batch and K."""
-    tail = 100 * (1 - LEVEL) / 2
-    low, middle, high = np.percentile(draws, [tail, 50, 100 - tail], axis=0)
+    (low, high), middle = ends(draws), np.median(draws, axis=0)
     return [
         [Measured(float(middle[i, j]), float(low[i, j]), float(high[i, j])) for j in range(draws.shape[2])]
         for i in range(draws.shape[1])
@@ -225,15 +222,14 @@ def _own_clock(members: Sequence[Profile], surfaces: Surfaces, places: Array) ->
 
 def _drawn(surface: Surface, random: np.random.Generator, groups: Sequence[Array]) -> list[Array]:
     """Times [DRAWS, batches, K] at each group of places [batches, K, (B, q, ctx)]; one error per draw and group."""
-    covariance = np.array(surface.covariance)
-    drawn = random.multivariate_normal(np.array(surface.parameters), covariance, DRAWS, method="eigh")
+    seconds = surface.draws(random, DRAWS, np.concatenate([places.reshape(-1, 3) for places in groups]))
     width = (surface.held_out_median or 0.0) / _NORMAL
-    found = []
+    found, first = [], 0
     for places in groups:
-        flat = places.reshape(-1, 3)
-        seconds = [times(surface.form, surface.expert_share, p, flat)[0] for p in np.maximum(drawn, 0.0)]
+        shape, after = places.shape[:2], first + places.size // 3
         errors = np.exp(random.normal(0, width, (DRAWS, 1, 1)))
-        found.append(np.maximum(np.array(seconds), 1e-9).reshape(DRAWS, *places.shape[:2]) * errors)
+        found.append(seconds[:, first:after].reshape(DRAWS, *shape) * errors)
+        first = after
     return found
 
 
@@ -258,9 +254,5 @@ def _bytes_held(target: ModelInfo, draft: ModelInfo | None, tokens: Array) -> Ar
 
 
 def _own_device(run: Run) -> Device | None:
-    environment = run.info.environment
-    kind, _, index = str(environment.get("device")).partition(":")
-    gpus = environment.get("gpus")
-    if kind != "cuda" or not isinstance(gpus, list) or len(gpus) <= int(index or 0):
-        return None
-    return device_of(str(gpus[int(index or 0)].get("name")))
+    gpu = used_gpu(run.info.environment)
+    return None if gpu is None else device_of(str(gpu.get("name")))

@@ -13,12 +13,15 @@ length is taken to grow with the logarithm of K.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from spectune.sweeping.cell import CellResult, CellSpec, Record
 from spectune.sweeping.drafter_names import drafts_trees
+from spectune.sweeping.figures import speculative_rounds
 
 SMALL_GRID = 36  # cells that are measured whole rather than planned
 WORTH_A_PLAN = 0.6  # a fast plan that measures more of the grid than this is not worth its probes
@@ -125,19 +128,16 @@ def _checked(grid: Sequence[CellSpec]) -> int:
 
 
 # Accepted tokens -> rounds, of one surveyed cell.
-_Counts = dict[int, int]
+_Counts = Counter[int]
 
 
 def _lengths(surveyed: Sequence[CellResult]) -> dict[tuple[str, str], dict[int, _Counts]]:
     """By drafter and suite, and by K: how many rounds accepted how many tokens."""
     found: dict[tuple[str, str], dict[int, _Counts]] = {}
     for cell in surveyed:
-        counts: _Counts = {}
-        for done in cell.passes:
-            if done.mode == "speculative":
-                for request in done.requests:
-                    for c in request.rounds:
-                        counts[c.accepted] = counts.get(c.accepted, 0) + c.count
+        counts: _Counts = Counter()
+        for c in speculative_rounds(cell):
+            counts[c.accepted] += c.count
         if counts:
             found.setdefault((cell.spec.drafter, cell.spec.suite), {})[cell.spec.k] = counts
     return found
@@ -153,14 +153,10 @@ def _length_at(known: Mapping[int, _Counts], spec: CellSpec) -> float:
 
 
 def _mean_length(counts: _Counts, k: int) -> float:
-    return 1 + sum(min(accepted, k) * n for accepted, n in counts.items()) / sum(counts.values())
+    return 1 + sum(min(accepted, k) * n for accepted, n in counts.items()) / counts.total()
 
 
 def between(points: Mapping[float, float], x: float) -> float:
     """Linear interpolation; the nearest point's value outside of them."""
     xs = sorted(points)
-    if x <= xs[0] or x >= xs[-1]:
-        return points[xs[0] if x <= xs[0] else xs[-1]]
-    i = bisect_left(xs, x)
-    low, high = xs[i - 1], xs[i]
-    return points[low] + (points[high] - points[low]) * (x - low) / (high - low)
+    return float(np.interp(x, xs, [points[at] for at in xs]))

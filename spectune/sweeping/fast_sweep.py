@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 from pydantic import ValidationError
 
 from spectune.engines.engine import Engine, Requests
@@ -54,10 +54,10 @@ class FastOutcome:
         share = f"fast plan: {self.measured_cells} of {self.grid_cells} cells measured"
         if not self.errors:
             return f"{share}; --plan full measures all"
-        worst = self.errors[min(len(self.errors) - 1, int(0.9 * len(self.errors)))]
+        median, p90 = np.percentile(self.errors, [50, 90])
         return (
-            f"{share}; its predictions were off by {statistics.median(self.errors):.1%} in the median and "
-            f"{worst:.1%} at the 90th percentile of {len(self.errors)} cells"
+            f"{share}; its predictions were off by {median:.1%} in the median and "
+            f"{p90:.1%} at the 90th percentile of {len(self.errors)} cells"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spectune.sweeping.cell import CellResult, PassResult
+from spectune.sweeping.cell import CellResult, PassResult, RoundCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ def figures(result: CellResult) -> CellFigures:
     """The headline figures of a cell; `acceptance_rate` belongs to the cell's K."""
     plain = [p for p in result.passes if p.mode == "plain"]
     speculative = [p for p in result.passes if p.mode == "speculative"]
-    counts = [c for p in speculative for r in p.requests for c in r.rounds]
+    counts = speculative_rounds(result)
     rounds = sum(c.count for c in counts)
     drafted = sum(c.drafted * c.count for c in counts)
     accepted = sum(c.accepted * c.count for c in counts)
@@ -36,6 +36,11 @@ def figures(result: CellResult) -> CellFigures:
         speculative_tokens_per_second=after,
         speedup=after / before if before and after else None,
     )
+
+
+def speculative_rounds(result: CellResult) -> list[RoundCount]:
+    """The counts of all speculative passes."""
+    return [c for p in result.passes if p.mode == "speculative" for r in p.requests for c in r.rounds]
 
 
 def decode_rate(passes: Sequence[PassResult], batch: int) -> float | None:
