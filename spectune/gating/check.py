@@ -16,8 +16,8 @@ _EXIT_CODES: dict[Verdict, int] = {"REGRESSION": 1, "RUN FAILED": 4, "CANNOT JUD
 @dataclass(frozen=True, slots=True)
 class Check:
     """One judged number. `change` is relative to `before` (for shares a difference) and has the sign of the number;
-    `low` and `high` are its 95 % interval, for a requirement that of `now`. `detectable` is the smallest loss that would
-    have been seen. `message` is one line and says what to do where the verdict is not PASS.
+    `low` and `high` are its 95 % interval, for a requirement that of `now`. `detectable` is the smallest loss that
+    would have been seen. `message` is one line and says what to do where the verdict is not PASS.
     """
 
     what: str  # the metric, or the whole requirement

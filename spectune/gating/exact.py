@@ -39,8 +39,8 @@ def absolute_checks(cell: Cell, policy: Policy) -> Iterator[Check]:
     wrong_ids = [r.id for r in cell.requests if not 0 <= _slack(r) <= 1]
     if wrong_ids:
         message = (
-            f"{len(wrong_ids)} of {len(cell.requests)} requests, {wrong_ids[0]} for one, have tokens that are not their "
-            "accepted ones and one per round: acceptance is miscounted"
+            f"{len(wrong_ids)} of {len(cell.requests)} requests, {wrong_ids[0]} for one, have tokens that are not "
+            "their accepted ones and one per round: acceptance is miscounted"
         )
         yield Check(m.name, "exact", cell.place, "REGRESSION", message, level)
     else:

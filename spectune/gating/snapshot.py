@@ -42,7 +42,7 @@ def snapshot(run: Run, *, exact_only: bool = False) -> Baseline:
 
 
 def hardware(environment: Mapping[str, object]) -> dict[str, object]:
-    """What times depend on and a code change does not touch. Library versions are not in it: a gate may be about them."""
+    """What times depend on and code does not touch. Library versions are not in it: a gate may be about them."""
     facts = {key: environment.get(key) for key in _HARDWARE}
     kind, _, index = str(environment.get("device")).partition(":")
     facts["device"] = kind
