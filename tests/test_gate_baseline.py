@@ -110,7 +110,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path, text):
     path = tmp_path / "cut.json"
     for end in (0, 1, len(text) // 3, len(text) // 2, len(text) - 3):
         path.write_text(text[:end])
-        with pytest.raises(UsageError, match="is not a baseline.*spectune baseline RUN -o"):
+        with pytest.raises(UsageError, match=r"is not a baseline.*spectune baseline RUN -o"):
             read_baseline(path)
 
 
