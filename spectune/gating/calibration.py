@@ -25,7 +25,7 @@ from spectune.gating.policy import Policy
 from spectune.gating.snapshot import read_snapshot
 
 TRIALS = 1000
-SIZES = ((3, 8), (5, 8), (8, 8), (10, 8))  # repeats, prompts
+SIZES = ((3, 8), (5, 8), (8, 8), (16, 8))  # repeats, prompts
 CELLS = (1, 4)
 LOSS = 0.10
 TOKENS = 40
