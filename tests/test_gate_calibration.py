@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spectune.gating.calibration import read_runs, report, simulate
+from spectune.gating.calibration import _cell, _seconds, read_runs, report, simulate
 from spectune.gating.noise import Noise, measured_noise
 from spectune.gating.timed import ALPHA
 
@@ -24,15 +24,9 @@ def example():
 def test_noise_that_was_put_in_is_found():
     generator = np.random.default_rng(0)
     noise = Noise(generator.normal(0, 0.04, 1000), generator.normal(0, 0.02, 1000))
-    from spectune.gating.calibration import _cell, _seconds
-
     like = read_runs([METHODS])[0].cells[0]
-    made = [
-        _cell(like, _seconds(noise, generator, 40, 10, 0.0)).model_copy(
-            update={"spec": like.spec.model_copy(update={"k": 1})}
-        )
-    ]
-    run = read_runs([METHODS])[0].model_copy(update={"cells": tuple(made)})
+    made = (_cell(like, _seconds(noise, generator, 40, 10, 0.0)),)
+    run = read_runs([METHODS])[0].model_copy(update={"cells": made})
     found = measured_noise([run])
     assert found.pass_deviation == pytest.approx(0.04, rel=0.25)
     assert found.request_deviation == pytest.approx(0.02, rel=0.15)

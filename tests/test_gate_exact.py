@@ -159,7 +159,9 @@ def test_nothing_drafted_is_null_and_never_compared_with_a_number(tmp_path):
     outcome = judged(tmp_path / "a", [drafted], [none], EXACT)
     assert check(outcome, "acceptance_rate").verdict == "CANNOT JUDGE"
     assert outcome.exit_code == 1  # and the acceptance length fell to 1
-    assert judged(tmp_path / "b", [none], [none], EXACT).verdict == "PASS"
+    both = judged(tmp_path / "b", [none], [none], EXACT)
+    assert both.verdict == "PASS"
+    assert "acceptance_rate" not in {c.what for c in both.checks}
 
 
 def test_cells_missing_failed_or_unknown_are_never_a_pass(tmp_path):
@@ -193,12 +195,14 @@ def test_a_tolerance_for_cells_that_are_nowhere_is_wrong_use(tmp_path):
 
 def test_a_warning_does_not_fail_and_warnings_alone_do_not_pass(tmp_path):
     file = tmp_path / "gate.toml"
-    file.write_text('[[gate.threshold]]\nmetric = "rounds"\nlevel = "warn"\n')
+    file.write_text('[[gate.threshold]]\nmetric = "target_forwards"\nlevel = "warn"\n')
     before = counted((4, 2, 20))
     after = before.model_copy(
-        update={"passes": tuple(p.model_copy(update={"target_forwards": p.target_forwards}) for p in before.passes)}
+        update={"passes": tuple(p.model_copy(update={"target_forwards": p.target_forwards + 5}) for p in before.passes)}
     )
-    assert judged(tmp_path / "a", [before], [after], make_policy((), (), file, "exact")).verdict == "PASS"
+    warned = judged(tmp_path / "a", [before], [after], make_policy((), (), file, "exact"))
+    assert warned.verdict == "PASS"
+    assert [(c.what, c.level) for c in warned.troubles] == [("target_forwards", "warn")]
     names = [
         "lossless",
         "counts_add_up",

@@ -57,8 +57,10 @@ def comparisons(base: Cell, now: Cell, policy: Policy, *, other_hardware: str | 
     changed = _changed_outputs(base, now)
     yield _compare(METRICS["outputs"], base, now, 0.0, changed, policy, other_hardware)
     for name in COMPARED:
-        yield _compare(METRICS[name], base, now, before[name], after[name], policy, other_hardware)
-    yield _by_position(base, now, policy, other_hardware)
+        # Null in both where nothing was drafted: no number, so no check.
+        if before[name] is not None or after[name] is not None:
+            yield _compare(METRICS[name], base, now, before[name], after[name], policy, other_hardware)
+    yield from _by_position(base, now, policy, other_hardware)
 
 
 def exact_values(cell: Cell) -> dict[str, float | None]:
@@ -84,9 +86,6 @@ def _compare(
 ) -> Check:
     limit = policy.limit(m, now.place)
     unsure = _cannot_compare(base, now, limit, other_hardware)
-    if before is None and after is None:
-        # Nothing drafted on either side: that is the same, and there is nothing in it to lose.
-        return Check(m.name, "exact", now.place, "PASS", "null in both: nothing was drafted", limit.level)
     if before is None or after is None:
         side = "the baseline" if before is None else "the run"
         message = f"{m.name} is null in {side}, where nothing was drafted; write a new baseline if that is right"
@@ -117,7 +116,7 @@ def _compare(
     )
 
 
-def _by_position(base: Cell, now: Cell, policy: Policy, other_hardware: str | None) -> Check:
+def _by_position(base: Cell, now: Cell, policy: Policy, other_hardware: str | None) -> Iterator[Check]:
     """The position that lost most decides."""
     m = METRICS["joint_acceptance"]
     before, after = _acceptance(base).joint_acceptance, _acceptance(now).joint_acceptance
@@ -128,7 +127,7 @@ def _by_position(base: Cell, now: Cell, policy: Policy, other_hardware: str | No
         first = next(iter(before), None), next(iter(after), None)
         return _compare(m, base, now, *first, policy, other_hardware)
     b, a, i = max(pairs, key=lambda pair: pair[0] - pair[1])
-    return _compare(m, base, now, b, a, policy, other_hardware, what=f"position {i}: {b:.3f} -> {a:.3f} of the rounds")
+    yield _compare(m, base, now, b, a, policy, other_hardware, what=f"position {i}: {b:.3f} -> {a:.3f} of the rounds")
 
 
 def _cannot_compare(base: Cell, now: Cell, limit: Limit, other_hardware: str | None) -> str | None:

@@ -7,6 +7,7 @@ import math
 
 from spectune.gating.check import Outcome
 from spectune.gating.metric import METRICS
+from spectune.reporting.format import visible
 
 
 def openmetrics(outcome: Outcome) -> str:
@@ -35,4 +36,4 @@ def openmetrics(outcome: Outcome) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return visible(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -141,7 +141,8 @@ def _threshold(table: dict[str, Any], where: str) -> Threshold:
     selector = parse_selector(_text(table["cells"], where), where) if "cells" in table else ANY
     tolerance = None
     if "tolerance" in table:
-        tolerance = parse_tolerance(_text(_tolerant(m, where) and table["tolerance"], where), where)
+        _tolerant(m, where)
+        tolerance = parse_tolerance(_text(table["tolerance"], where), where)
     return Threshold(m, selector, tolerance, _level(table, where, m.level))
 
 

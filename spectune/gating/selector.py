@@ -58,10 +58,10 @@ def parse_selector(text: str, where: str) -> Selector:
         if key not in _KEYS or not value:
             raise UsageError(f"{where}: cannot read the selector {text!r}", f"write {'=..,'.join(_KEYS)}=.. or a suite")
         if key in found:
-            raise UsageError(f"{where}: the selector {text!r} names {key} twice")
+            raise UsageError(f"{where}: the selector {text!r} names {key} twice", "say it once")
         if key in ("k", "batch"):
             if not value.isdecimal():
-                raise UsageError(f"{where}: {key} must be a whole number, not {value!r}")
+                raise UsageError(f"{where}: {key} must be a whole number, not {value!r}", f"write {key}=4")
             found[key] = int(value)
         else:
             found[key] = value

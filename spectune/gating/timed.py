@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
 import numpy as np
@@ -20,7 +20,7 @@ from spectune.gating.baseline import Cell, PassTimes
 from spectune.gating.check import Check, Verdict
 from spectune.gating.exact import share
 from spectune.gating.metric import METRICS, Metric, exceeds
-from spectune.gating.policy import Policy
+from spectune.gating.policy import Limit, Policy
 
 ALPHA = 0.005  # chance that a gate without any change finds a significant loss in a metric
 POWER = 0.8  # a loss is called detectable if it is found in this share of gates
@@ -97,21 +97,12 @@ def comparisons(m: Metric, pairs: Sequence[tuple[Cell, Cell]], policy: Policy, *
             checks.append(Check(m.name, "timed", now.place, "CANNOT JUDGE", text, limit.level, was, is_))
             continue
         is_significant, alpha = next(level)
-        checks.append(_judge(m, now, e, limit.tolerance, is_significant, alpha, policy, was, is_))
+        judged = _judge(m, now, e, limit, is_significant=is_significant, alpha=alpha)
+        checks.append(replace(judged, before=was, now=is_))
     return checks
 
 
-def _judge(
-    m: Metric,
-    now: Cell,
-    e: Effect,
-    tolerance: float,
-    is_significant: bool,
-    alpha: float,
-    policy: Policy,
-    was: float | None,
-    is_: float | None,
-) -> Check:
+def _judge(m: Metric, now: Cell, e: Effect, limit: Limit, *, is_significant: bool, alpha: float) -> Check:
     sign = 1 if m.better == "higher" else -1
     low, high = sorted(math.expm1(sign * x) for x in e.interval())
     change, detectable = math.expm1(sign * e.change), e.detectable(alpha)
@@ -119,13 +110,13 @@ def _judge(
     seen = f"{100 * change:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
     verdict: Verdict = "PASS"
     message = f"{seen}; a loss of {share(detectable)} would have been seen"
-    if exceeds(loss, tolerance) and is_significant:
+    if exceeds(loss, limit.tolerance) and is_significant:
         verdict = "REGRESSION"
-        message = f"{seen}, worse by more than {share(tolerance)}"
-    elif exceeds(loss, tolerance):
+        message = f"{seen}, worse by more than {share(limit.tolerance)}"
+    elif exceeds(loss, limit.tolerance):
         verdict = "CANNOT JUDGE"
         message = f"{seen} may be noise; only {share(detectable)} would have been seen: sweep with more --repeats"
-    elif detectable > BLIND * tolerance:
+    elif detectable > BLIND * limit.tolerance:
         verdict = "CANNOT JUDGE"
         message = f"{seen}, but only a loss of {share(detectable)} would have been seen: sweep with more --repeats"
     return Check(
@@ -134,14 +125,12 @@ def _judge(
         now.place,
         verdict,
         message,
-        policy.limit(m, now.place).level,
-        was,
-        is_,
-        change,
-        low,
-        high,
-        detectable,
-        tolerance,
+        limit.level,
+        change=change,
+        low=low,
+        high=high,
+        detectable=detectable,
+        limit=limit.tolerance,
     )
 
 
@@ -153,9 +142,12 @@ def _trouble(base: Cell, now: Cell, before: Sequence[float], after: Sequence[flo
             return f"{side} has no speed: {cell.no_speed}"
     if base.times is None:
         return "the baseline holds no times; write it without --exact-only, or gate with --only exact"
-    for side, values in (("the baseline", before), ("the run", after)):
-        if len(values) < 2:
-            return f"{side} has {len(values)} usable repeat{'s' * (len(values) != 1)}; sweep with --repeats 8"
+    for side, cell, values in (("the baseline", base, before), ("the run", now, after)):
+        repeats = len(cell.times.plain) if cell.times else 0
+        if len(values) < repeats:
+            return f"{repeats - len(values)} of the {repeats} repeats of {side} have no value; sweep again"
+        if repeats < 2:
+            return f"{side} has one repeat, which has no scatter; sweep with --repeats 8"
     return None
 
 
