@@ -239,3 +239,8 @@ def test_one_repeat_is_warned_of_when_the_baseline_is_written(spectune, tmp_path
     assert code == 0
     assert "1 cells, 1 repeats" in out
     assert "--repeats 8" in err
+
+
+def test_a_run_without_any_cell_is_no_pass_for_requirements_either(spectune, tmp_path):
+    empty = write_run(tmp_path / "empty")
+    assert spectune("gate", empty, "--require", "speedup>=1", "--tolerance", "1%")[0] == 3

@@ -120,13 +120,14 @@ def _by_position(base: Cell, now: Cell, policy: Policy, other_hardware: str | No
     """The position that lost most decides."""
     m = METRICS["joint_acceptance"]
     before, after = _acceptance(base).joint_acceptance, _acceptance(now).joint_acceptance
-    pairs = [
-        (b, a, i) for i, (b, a) in enumerate(zip(before, after, strict=True), 1) if b is not None and a is not None
-    ]
-    if not pairs or len(pairs) < len(before):
-        first = next(iter(before), None), next(iter(after), None)
-        return _compare(m, base, now, *first, policy, other_hardware)
-    b, a, i = max(pairs, key=lambda pair: pair[0] - pair[1])
+    # Shares of the rounds: without a round all of them are null.
+    pairs = list(zip(before, after, strict=True))
+    known = [(b, a, i) for i, (b, a) in enumerate(pairs, 1) if b is not None and a is not None]
+    if not known:
+        if one := next((pair for pair in pairs if pair != (None, None)), None):
+            yield _compare(m, base, now, *one, policy, other_hardware)
+        return
+    b, a, i = max(known, key=lambda each: each[0] - each[1])
     yield _compare(m, base, now, b, a, policy, other_hardware, what=f"position {i}: {b:.3f} -> {a:.3f} of the rounds")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spectune.gating.baseline import Baseline, Cell
-from spectune.gating.check import Check
+from spectune.gating.check import Check, Verdict
 from spectune.gating.exact import exact_values, number
 from spectune.gating.metric import Level
 from spectune.gating.requirement import Requirement
@@ -56,12 +56,12 @@ def _exact(required: Requirement, level: Level, cell: Cell) -> Check:
         return Check(str(required), "exact", cell.place, "CANNOT JUDGE", text, level, required=True)
     holds = required.holds(value)
     text = f"{number(value)}{'' if holds else f', wanted {required.op}{required.number:g}'}"
-    verdict = "PASS" if holds else "REGRESSION"
+    verdict: Verdict = "PASS" if holds else "REGRESSION"
     return Check(
         str(required),
         "exact",
         cell.place,
-        verdict,  # type: ignore[arg-type]
+        verdict,
         text,
         level,
         now=value,
@@ -73,7 +73,7 @@ def _exact(required: Requirement, level: Level, cell: Cell) -> Check:
 def _timed(required: Requirement, level: Level, cell: Cell) -> Check:
     found = timed(required, cell)
     wanted = f"wanted {required.op}{required.number:g}"
-    verdict = "CANNOT JUDGE"
+    verdict: Verdict = "CANNOT JUDGE"
     if found.value is None or found.low is None or found.high is None:
         text = f"no interval, so this is not known: {found.reason}"
     else:
@@ -88,7 +88,7 @@ def _timed(required: Requirement, level: Level, cell: Cell) -> Check:
         str(required),
         "timed",
         cell.place,
-        verdict,  # type: ignore[arg-type]
+        verdict,
         text,
         level,
         now=found.value,

@@ -71,10 +71,10 @@ def parse_selector(text: str, where: str) -> Selector:
 def require_match(selector: Selector, places: Iterable[Place], where: str) -> None:
     """Raises UsageError, naming what there is, where no place is selected."""
     places = list(places)
-    if any(selector.matches(p) for p in places):
+    if selector == ANY or any(selector.matches(p) for p in places):
         return
     have = [
         f"{name} {', '.join(map(str, dict.fromkeys(p[i] for p in places)))}"
         for i, name in ((0, "suite"), (1, "drafter"), (3, "k"), (4, "batch"))
     ]
-    raise UsageError(f"{where}: no cell is {selector or 'there'}", f"there are {'; '.join(have)}")
+    raise UsageError(f"{where}: no cell is {selector}", f"there are {'; '.join(have)}")
