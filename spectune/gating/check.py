@@ -39,11 +39,6 @@ class Check:
     def where(self) -> str:
         return "run" if self.place is None else label(self.place)
 
-    @property
-    def fails(self) -> bool:
-        """Whether it decides against a pass."""
-        return self.level == "error" and self.verdict != "PASS"
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
