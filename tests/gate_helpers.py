@@ -44,10 +44,9 @@ def slower(original: CellResult, mode: str, factor: float) -> CellResult:
     return with_requests(original, change, mode)
 
 
-def accepting(*rounds: tuple[int, int], digest: str = "same", **changes: Any) -> CellResult:
+def accepting(*rounds: tuple[int, int], **changes: Any) -> CellResult:
     """A cell whose requests had these (drafted, accepted) rounds."""
-    made = cell(rounds=rounds_of(*rounds), **changes)
-    return with_requests(made, lambda r: r.model_copy(update={"output_digest": digest}))
+    return cell(rounds=rounds_of(*rounds), **changes)
 
 
 def side(folder, *cells: CellResult, failures=(), **changes: Any) -> Baseline:
