@@ -187,3 +187,33 @@ def test_a_dry_run_names_what_is_measured_first(tmp_path, options):  # noqa: F81
     outcome = run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r", dry_run=True)
     assert len(outcome.plan) == 3
     assert "of 72" in outcome.fast
+
+
+def test_the_loop_at_rest_is_surveyed_nowhere_and_measured_for_the_best_draft_of_each_place():
+    grid = tuple(spec(drafter=s.drafter, suite=s.suite, batch=s.batch, k=k) for s in GRID if s.k == 1 for k in range(9))
+    trees = tuple(spec(drafter="tree:ngram", k=k, batch=b) for k in (0, 4, 8) for b in range(1, 20))
+    assert {s.k for s in survey(grid)} == {8}
+    assert {s.k for s in survey(trees)} == {4, 8}
+    assert {s.k for s in probe_places(grid)} == {0, 1, 5, 8}
+    assert not is_worth_it([s for s in grid if s.k == 0])
+    probes = [Probe(drafter=None, batch=b, k=0, round_seconds=step(b), rounds=9) for b in BATCHES]
+    probes += [
+        Probe(
+            drafter=s.drafter,
+            batch=s.batch,
+            k=s.k,
+            round_seconds=1.1 * round_seconds(s.drafter, s.batch, s.k),
+            rounds=9,
+        )
+        for s in probe_places(grid)
+    ]
+    predictions = predict(grid, surveyed(grid), probes)
+    for s in grid:
+        if s.k == 0:
+            assert predictions[s.key].speedup == pytest.approx(1 / 1.1)
+            assert predictions[s.key].acceptance_length == 1
+    chosen = choose(grid, predictions, {s.key for s in survey(grid)}).promising
+    for place in {(s.suite, s.batch) for s in grid}:
+        here = [s for s in grid if (s.suite, s.batch) == place]
+        best = max(here, key=lambda s: predictions[s.key].speedup)
+        assert [s.drafter for s in chosen if (s.suite, s.batch) == place and s.k == 0] == [best.drafter]

@@ -60,15 +60,15 @@ class Choice:
 def survey(grid: Sequence[CellSpec]) -> tuple[CellSpec, ...]:
     """The cells that tell what is accepted, in the order of the grid."""
     batch = min(spec.batch for spec in grid)
-    ks = {spec.k for spec in grid}
+    ks = {spec.k for spec in grid if spec.k}
     wanted = {(max(ks), False), (max(ks), True), (min(ks), True)}
     return tuple(s for s in grid if s.batch == batch and (s.k, drafts_trees(s.drafter)) in wanted)
 
 
 def probe_places(grid: Sequence[CellSpec]) -> tuple[CellSpec, ...]:
     """One cell of the grid, of its first suite, for each drafter, batch and probed K."""
-    ks = sorted({spec.k for spec in grid})
-    probed = {ks[0], ks[len(ks) // 2], ks[-1]}
+    ks = sorted({spec.k for spec in grid if spec.k})
+    probed = {ks[0], ks[len(ks) // 2], ks[-1]} | {spec.k for spec in grid if not spec.k}
     suite = grid[0].suite
     return tuple(spec for spec in grid if spec.suite == suite and spec.k in probed)
 
@@ -76,7 +76,9 @@ def probe_places(grid: Sequence[CellSpec]) -> tuple[CellSpec, ...]:
 def is_worth_it(grid: Sequence[CellSpec]) -> bool:
     """Whether the fast plan measures clearly less than the grid."""
     places = len({(spec.suite, spec.batch) for spec in grid})
-    return len(grid) > SMALL_GRID and len(survey(grid)) + places + _checked(grid) < WORTH_A_PLAN * len(grid)
+    if len(grid) <= SMALL_GRID or not any(spec.k for spec in grid):
+        return False
+    return len(survey(grid)) + places + _checked(grid) < WORTH_A_PLAN * len(grid)
 
 
 def predict(grid: Iterable[CellSpec], surveyed: Sequence[CellResult], probes: Sequence[Probe]) -> dict[str, Prediction]:
@@ -110,6 +112,8 @@ def choose(grid: Sequence[CellSpec], predictions: Mapping[str, Prediction], meas
             best = predictions[here[0].key].speedup
             close = [s for s in here[1:] if predictions[s.key].speedup >= (1 - CLOSE) * best]
             promising += [here[0], *close[:MOST_CLOSE]]
+            # What the best drafter costs at rest tells whether its loop may run on where drafts do not pay.
+            promising += [s for s in here if s.k == 0 and s.drafter == here[0].drafter and s not in promising]
     taken = known | {s.key for s in promising}
     # Keys are hashes: their order is random, and the same in every process.
     others = sorted((s for s in grid if s.key in predictions and s.key not in taken), key=lambda s: s.key)
@@ -145,6 +149,8 @@ def _lengths(surveyed: Sequence[CellResult]) -> dict[tuple[str, str], dict[int, 
 
 def _length_at(known: Mapping[int, _Counts], spec: CellSpec) -> float:
     """Acceptance length at a cell's K, the target's own token included."""
+    if spec.k == 0:
+        return 1.0
     largest = max(known)
     if not drafts_trees(spec.drafter):
         return _mean_length(known[largest], spec.k)

@@ -160,7 +160,7 @@ def prepare(options: SweepOptions, engine: Engine, suites: Sequence[Suite]) -> J
         engine.target,
         drafters,
         batches=options.batches,
-        ks=options.ks,
+        ks=tuple(k for k in options.ks if k),
         mean_context=mean_context(requests),
         peak=_peak(engine.target.device, options.peak_bandwidth),
     )
