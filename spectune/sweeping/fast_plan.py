@@ -32,13 +32,17 @@ _LEAST_CHECKED = 3
 
 
 class Probe(Record):
-    """Seconds of one round of a drafter, or of a plain step where `drafter` is None; medians of a short pass."""
+    """Seconds of one round of a drafter, or of a plain step where `drafter` is None; medians of a short pass.
+
+    `cost_seconds` is what it took to find out.
+    """
 
     drafter: str | None
     batch: int
     k: int
     round_seconds: float
     rounds: int
+    cost_seconds: float | None = None  # None in files of older versions
 
 
 class Prediction(Record):

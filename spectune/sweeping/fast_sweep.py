@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -70,7 +72,7 @@ def run_fast(sweep: Sweep, grid: Sequence[CellSpec], extend: Extend) -> FastOutc
     first = survey(grid)
     extend(first)
     replace(sweep, plan=first).run()
-    record = _read(directory) or FastRecord(grid_cells=len(grid))
+    record = read_record(directory.path) or FastRecord(grid_cells=len(grid))
     record = record.model_copy(update={"probes": _probes(sweep, grid, record.probes)})
     _write(directory, record)
     surveyed = [r for r in directory.results() if r.key in {spec.key for spec in first}]
@@ -114,6 +116,7 @@ def _probes(sweep: Sweep, grid: Sequence[CellSpec], known: Sequence[Probe]) -> t
 
 
 def _probe(engine: Engine, spec: CellSpec, requests: Requests, *, plain: bool) -> Probe | None:
+    begin = time.perf_counter()
     few = [replace(r, max_new_tokens=min(r.max_new_tokens, PROBE_TOKENS)) for r in requests.requests[: spec.batch]]
     engine.warm_up(spec, few)
     done = engine.run_pass(spec, few, mode="plain" if plain else "speculative", repeat=0, order=0)
@@ -123,17 +126,24 @@ def _probe(engine: Engine, spec: CellSpec, requests: Requests, *, plain: bool) -
         return None
     seconds = sum(part for part in parts if part is not None)
     name, k = (None, 0) if plain else (spec.drafter, spec.k)
-    return Probe(drafter=name, batch=spec.batch, k=k, round_seconds=seconds, rounds=times.rounds)
+    return Probe(
+        drafter=name,
+        batch=spec.batch,
+        k=k,
+        round_seconds=seconds,
+        rounds=times.rounds,
+        cost_seconds=time.perf_counter() - begin,
+    )
 
 
 def _say(listener: Listener, spec: CellSpec, error: Exception) -> None:
     listener.note(f"no times for {spec.drafter}, K {spec.k}, batch {spec.batch}: {error}")
 
 
-def _read(directory: RunDirectory) -> FastRecord | None:
+def read_record(run: Path) -> FastRecord | None:
     """None where there is none, or one that cannot be understood: it can be made again."""
     try:
-        return FastRecord.model_validate_json((directory.path / FILE).read_bytes())
+        return FastRecord.model_validate_json((run / FILE).read_bytes())
     except (OSError, ValidationError):
         return None
 
