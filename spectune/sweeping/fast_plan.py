@@ -1,6 +1,6 @@
 """The fast plan: which few cells of a grid to measure, and what the others will be.
 
-    survey   one cell per drafter and suite, at the largest K and the smallest batch: what is accepted, by position
+    survey   one cell per drafter and suite, at the largest K: what is accepted, by position
     probes   a few rounds per drafter, batch and some K: what a round costs
     predict  every cell of the grid: tokens per round over seconds per round, against the plain step
     choose   the most promising cells of each suite and batch, and some others to check the predictions on
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ SMALL_GRID = 36  # cells that are measured whole rather than planned
 WORTH_A_PLAN = 0.6  # a fast plan that measures more of the grid than this is not worth its probes
 CLOSE = 0.04  # cells predicted within this of the best of their suite and batch are measured too
 MOST_CLOSE = 2  # but no more than so many beside the best
-CHECKED = 0.03  # share of the grid that is measured for the predictions' sake
+CHECKED = 0.02  # share of the grid that is measured for the predictions' sake
 _LEAST_CHECKED = 3
 
 
@@ -61,12 +61,23 @@ class Choice:
     checks: tuple[CellSpec, ...]
 
 
-def survey(grid: Sequence[CellSpec]) -> tuple[CellSpec, ...]:
-    """The cells that tell what is accepted, in the order of the grid."""
-    batch = min(spec.batch for spec in grid)
+def survey(grid: Sequence[CellSpec], prompts: int, infeasible: Container[str] = ()) -> tuple[CellSpec, ...]:
+    """The cells that tell what is accepted, in the order of the grid. infeasible: keys that do not fit the device.
+
+    Acceptance does not depend on the batch, and a large one takes the least time for it: as large as so many `prompts`
+    (of the smallest suite) fill without being repeated, and as fits.
+    """
     ks = {spec.k for spec in grid if spec.k}
+    if not ks:
+        return ()
     wanted = {(max(ks), False), (max(ks), True), (min(ks), True)}
-    return tuple(s for s in grid if s.batch == batch and (s.k, drafts_trees(s.drafter)) in wanted)
+    by_batch: dict[int, list[CellSpec]] = {}
+    for spec in grid:
+        if (spec.k, drafts_trees(spec.drafter)) in wanted:
+            by_batch.setdefault(spec.batch, []).append(spec)
+    smallest = min(by_batch)
+    fitting = (b for b, own in by_batch.items() if b <= prompts and not any(s.key in infeasible for s in own))
+    return tuple(by_batch[max(fitting, default=smallest)])
 
 
 def probe_places(grid: Sequence[CellSpec]) -> tuple[CellSpec, ...]:
@@ -77,12 +88,10 @@ def probe_places(grid: Sequence[CellSpec]) -> tuple[CellSpec, ...]:
     return tuple(spec for spec in grid if spec.suite == suite and spec.k in probed)
 
 
-def is_worth_it(grid: Sequence[CellSpec]) -> bool:
-    """Whether the fast plan measures clearly less than the grid."""
+def is_worth_it(grid: Sequence[CellSpec], surveyed: int) -> bool:
+    """Whether the fast plan, with so many surveyed cells, measures clearly less than the grid."""
     places = len({(spec.suite, spec.batch) for spec in grid})
-    if len(grid) <= SMALL_GRID or not any(spec.k for spec in grid):
-        return False
-    return len(survey(grid)) + places + _checked(grid) < WORTH_A_PLAN * len(grid)
+    return len(grid) > SMALL_GRID and surveyed > 0 and surveyed + places + _checked(grid) < WORTH_A_PLAN * len(grid)
 
 
 def predict(grid: Iterable[CellSpec], surveyed: Sequence[CellResult], probes: Sequence[Probe]) -> dict[str, Prediction]:

@@ -21,7 +21,6 @@ from spectune.sweeping.fast_plan import (
     predict,
     prediction_errors,
     probe_places,
-    survey,
 )
 from spectune.sweeping.figures import figures
 from spectune.sweeping.listener import Listener
@@ -63,13 +62,12 @@ class FastOutcome:
         )
 
 
-def run_fast(sweep: Sweep, grid: Sequence[CellSpec], extend: Extend) -> FastOutcome:
-    """Measure what a fast plan takes of the grid; `sweep` is made for any part of it.
+def run_fast(sweep: Sweep, grid: Sequence[CellSpec], first: Sequence[CellSpec], extend: Extend) -> FastOutcome:
+    """Measure what a fast plan takes of the grid, `first` its survey; `sweep` is made for any part of it.
 
     Everything is kept in the run directory, so an interrupted plan goes on where it was.
     """
     directory = sweep.directory
-    first = survey(grid)
     extend(first)
     replace(sweep, plan=first).run()
     record = read_record(directory.path) or FastRecord(grid_cells=len(grid))
@@ -116,9 +114,9 @@ def _probes(sweep: Sweep, grid: Sequence[CellSpec], known: Sequence[Probe]) -> t
 
 
 def _probe(engine: Engine, spec: CellSpec, requests: Requests, *, plain: bool) -> Probe | None:
+    """Medians need no warm-up: what the first round of a shape costs beyond the others does not move them."""
     begin = time.perf_counter()
     few = [replace(r, max_new_tokens=min(r.max_new_tokens, PROBE_TOKENS)) for r in requests.requests[: spec.batch]]
-    engine.warm_up(spec, few)
     done = engine.run_pass(spec, few, mode="plain" if plain else "speculative", repeat=0, order=0)
     times = done.times
     parts = (times.draft_median, times.verify_median, times.overhead_median)
