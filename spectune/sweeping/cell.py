@@ -83,6 +83,8 @@ class CellSpec(Record):
     # Forced conditional acceptance of positions 1 … k; None: what the models agree on.
     synthetic: tuple[Rate, ...] | None = None
     graphs: bool = False  # rounds run from recordings (CUDA graphs)
+    # Stop as soon as the acceptance length is known to this share of it; None: every prompt is measured.
+    precision: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @model_validator(mode="after")
     def _synthetic_covers_k(self) -> CellSpec:
@@ -94,10 +96,9 @@ class CellSpec(Record):
     def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Left out where it is not used, so that the keys of older runs and audits stay what they were."""
         settings: dict[str, object] = serialize(self)
-        if self.synthetic is None:
-            del settings["synthetic"]
-        if not self.graphs:
-            del settings["graphs"]
+        for name, used in (("synthetic", self.synthetic), ("graphs", self.graphs), ("precision", self.precision)):
+            if not used:
+                del settings[name]
         return settings
 
     @property
