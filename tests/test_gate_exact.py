@@ -213,3 +213,39 @@ def test_a_warning_does_not_fail_and_warnings_alone_do_not_pass(tmp_path):
     ]
     file.write_text("".join(f'[[gate.threshold]]\nmetric = "{n}"\nlevel = "warn"\n' for n in names))
     assert judged(tmp_path / "b", [before], [counted((4, 1, 30))], make_policy((), (), file, "exact")).exit_code == 3
+
+
+def in_portions(whole, first: int):
+    """The same cell measured in two portions of its prompts, as a sweep to a precision does."""
+    passes = []
+    for n, part in enumerate((slice(None, first), slice(first, None))):
+        for p in whole.passes:
+            some = p.requests[part]
+            forwards = sum(c.count for r in some for c in r.rounds)
+            passes.append(
+                p.model_copy(
+                    update={
+                        "requests": some,
+                        "repeat": p.repeat + n * whole.spec.repeats,
+                        "order": len(passes),
+                        "target_forwards": forwards,
+                    }
+                )
+            )
+    return whole.model_copy(update={"passes": tuple(passes)})
+
+
+def test_prompts_taken_in_portions_are_one_cell(tmp_path):
+    whole = counted((4, 2, 20), repeats=3)
+    parts = in_portions(whole, 5)
+    outcome = judged(tmp_path / "a", [whole], [parts])
+    assert outcome.verdict == "PASS"
+    assert check(outcome, "speedup").change == pytest.approx(0, abs=1e-6)
+    worse = judged(tmp_path / "b", [whole], [in_portions(counted((4, 1, 30), repeats=3), 5)], EXACT)
+    assert check(worse, "target_forwards").now == 8 * 30
+
+
+def test_other_requests_cannot_be_compared(tmp_path):
+    outcome = judged(tmp_path, [counted((4, 2, 20), prompts=8)], [counted((4, 2, 20), prompts=6)])
+    assert outcome.exit_code == 3
+    assert "8 -> 6 requests" in check(outcome, "settings").message

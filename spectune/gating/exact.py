@@ -144,11 +144,9 @@ def _cannot_compare(base: Cell, now: Cell, limit: Limit, other_hardware: str | N
 
 
 def _changed_outputs(base: Cell, now: Cell) -> float:
-    """Share of requests that are not there with the same tokens in both."""
-    before = {r.id: r.output_digest for r in base.requests}
-    after = {r.id: r.output_digest for r in now.requests}
-    ids = before.keys() | after.keys()
-    return sum(before.get(i) != after.get(i) for i in ids) / len(ids)
+    """Share of the requests, which are the same ones, with other tokens."""
+    pairs = zip(base.requests, now.requests, strict=True)
+    return sum(was.output_digest != is_.output_digest for was, is_ in pairs) / len(now.requests)
 
 
 def _acceptance(cell: Cell) -> Acceptance:

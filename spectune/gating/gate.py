@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from spectune.errors import UsageError
 from spectune.gating import exact, required, timed
-from spectune.gating.baseline import Baseline
+from spectune.gating.baseline import Baseline, Cell
 from spectune.gating.check import Check, Outcome
 from spectune.gating.policy import Policy
 from spectune.gating.selector import label, place_of, require_match
@@ -78,7 +78,7 @@ def _compare(run: Baseline, baseline: Baseline, policy: Policy) -> Iterator[Chec
             yield Check("finished", "exact", cell.place, "CANNOT JUDGE", text)
     same = []
     for base, cell in pairs:
-        if (differing := _settings_differ(base.spec, cell.spec)) is not None:
+        if (differing := _differ(base, cell)) is not None:
             text = f"{differing}; sweep with the baseline's settings, or write a new baseline"
             yield Check("settings", "exact", cell.place, "CANNOT JUDGE", text)
         else:
@@ -98,11 +98,16 @@ def hardware_differs(before: Mapping[str, object], now: Mapping[str, object]) ->
     return "; ".join(f"{key} {_fact(before.get(key))} -> {_fact(now.get(key))}" for key in keys[:2]) or None
 
 
-def _settings_differ(before: CellSpec, now: CellSpec) -> str | None:
-    names = [name for name in SETTINGS if getattr(before, name) != getattr(now, name)]
-    if not names:
-        return None
-    return "; ".join(f"{name} {_fact(getattr(before, name))} -> {_fact(getattr(now, name))}" for name in names[:2])
+def _differ(before: Cell, now: Cell) -> str | None:
+    """What makes the two incomparable, in words."""
+    pairs = {name: (getattr(before.spec, name), getattr(now.spec, name)) for name in SETTINGS}
+    names = [name for name, (was, is_) in pairs.items() if was != is_]
+    if names:
+        return "; ".join(f"{name} {_fact(pairs[name][0])} -> {_fact(pairs[name][1])}" for name in names[:2])
+    if [r.id for r in before.requests] != [r.id for r in now.requests]:
+        # A sweep to a precision takes as many prompts as it needs.
+        return f"{len(before.requests)} -> {len(now.requests)} requests, not the same ones"
+    return None
 
 
 def _notes(run: Baseline, baseline: Baseline) -> Iterator[str]:

@@ -13,7 +13,7 @@ from spectune.importing.record import is_imported
 from spectune.speedup.profile import profile
 from spectune.speedup.run import Run, load_run
 from spectune.speedup.timing import has_full_rounds, tokens_and_seconds, tpot
-from spectune.sweeping.cell import CellResult, PassResult
+from spectune.sweeping.cell import CellResult, RequestResult
 
 _HARDWARE = ("os", "machine", "wsl", "cpu", "cpu_flags", "physical_cores", "usable_cores", "torch_threads")
 _GPU = ("name", "memory_bytes", "power_limit_watts", "mig")
@@ -61,28 +61,38 @@ def software(environment: Mapping[str, object]) -> dict[str, object]:
 
 
 def _cell(cell: CellResult, exact_only: bool) -> Cell:
-    speculative = sorted((p for p in cell.passes if p.mode == "speculative"), key=lambda p: p.repeat)
-    plain = sorted((p for p in cell.passes if p.mode == "plain"), key=lambda p: p.repeat)
-    counts = [_counts(p) for p in speculative]
+    speculative, plain = _repeats(cell, "speculative"), _repeats(cell, "plain")
+    counts = [_counts(requests) for requests in speculative]
     times = None
     if not exact_only:
         full, ids = has_full_rounds(cell), [r.id for r in counts[0]]
         times = Times(
-            plain=tuple(_times(p, ids, full) for p in plain),
-            speculative=tuple(_times(p, ids, full) for p in speculative),
+            plain=tuple(_times(requests, ids, full) for requests in plain),
+            speculative=tuple(_times(requests, ids, full) for requests in speculative),
         )
     return Cell(
         spec=cell.spec,
         output_check=cell.output_check.verdict if cell.output_check else None,
         repeatable=all(c == counts[0] for c in counts),
         no_speed=profile(cell).excluded,
-        target_forwards=speculative[0].target_forwards,
+        target_forwards=sum(
+            p.target_forwards for p in cell.passes if p.mode == "speculative" and p.repeat % cell.spec.repeats == 0
+        ),
         requests=counts[0],
         times=times,
     )
 
 
-def _counts(done: PassResult) -> tuple[RequestCounts, ...]:
+def _repeats(cell: CellResult, mode: str) -> list[list[RequestResult]]:
+    """The requests of every repeat. A cell that took more prompts as it went has passes over each portion of them."""
+    found: list[list[RequestResult]] = [[] for _ in range(cell.spec.repeats)]
+    for done in sorted(cell.passes, key=lambda p: p.repeat):
+        if done.mode == mode:
+            found[done.repeat % cell.spec.repeats] += done.requests
+    return found
+
+
+def _counts(requests: list[RequestResult]) -> tuple[RequestCounts, ...]:
     """By id, since batches may finish in another order."""
     return tuple(
         RequestCounts(
@@ -92,12 +102,12 @@ def _counts(done: PassResult) -> tuple[RequestCounts, ...]:
             output_tokens=r.output_tokens,
             counts=tuple(sorted((c.drafted, c.accepted, c.count) for c in r.rounds)),
         )
-        for r in sorted(done.requests, key=lambda r: r.id)
+        for r in sorted(requests, key=lambda r: r.id)
     )
 
 
-def _times(done: PassResult, ids: list[str], full: bool) -> PassTimes:
-    requests = {r.id: r for r in done.requests}
+def _times(own: list[RequestResult], ids: list[str], full: bool) -> PassTimes:
+    requests = {r.id: r for r in own}
     if sorted(requests) != ids:
         raise UsageError("the passes of a cell decoded different requests", "sweep the cell again")
     rates = [tokens_and_seconds(requests[i], full=full) for i in ids]

@@ -53,6 +53,13 @@ def numbers(check: Check | None) -> str:
     return f"{check.before:.2f} -> {check.now:.2f}{change}"
 
 
+def short_numbers(check: Check | None) -> str:
+    """`2.28 (-1.3 %)`, where room is scarce."""
+    if check is None or check.now is None:
+        return "n/a"
+    return f"{check.now:.2f}" + (f" ({100 * check.change:+.1f} %)" if check.change else "")
+
+
 def headline(outcome: Outcome) -> str:
     """The verdict with its counts."""
     counts = [f"{n} {v}" for v in _ORDER if (n := outcome.count(v))]

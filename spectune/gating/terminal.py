@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spectune.gating.check import Outcome
-from spectune.gating.table import headline, numbers, rows
+from spectune.gating.table import headline, rows, short_numbers
 from spectune.reporting.format import visible
 from spectune.reporting.grid import cell, grid
 
@@ -23,11 +23,11 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         console.print(Text(visible(text), style=style), soft_wrap=True)
 
     line(headline(outcome), f"bold {_COLOURS[outcome.verdict]}")
-    columns = ("suite", "batch", "draft", "K", "acceptance length", "speedup", "verdict")
+    columns = ("suite", "batch", "draft", "K", "AL", "speedup", "verdict")
     table = grid("", columns, left=("suite", "draft", "verdict"))
     for row in rows(outcome):
         suite, drafter, _, k, batch = row.place
-        texts = (suite, str(batch), drafter, str(k), numbers(row.acceptance), numbers(row.speedup))
+        texts = (suite, str(batch), drafter, str(k), short_numbers(row.acceptance), short_numbers(row.speedup))
         table.add_row(*map(cell, texts), Text(row.verdict, style=_COLOURS[row.verdict]))
     if table.row_count:
         console.print(table)

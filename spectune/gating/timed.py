@@ -158,7 +158,7 @@ def _holm(ps: Sequence[float]) -> tuple[list[bool], list[float]]:
         if ps[i] > ALPHA / (len(ps) - rank):
             break
         significant[i] = True
-    return significant, [ALPHA / len(ps)] * len(ps)
+    return significant, [ALPHA / max(len(ps), 1)] * len(ps)
 
 
 def repeat_values(m: Metric, cell: Cell, statistic: str = "median") -> list[float]:
