@@ -11,7 +11,7 @@ import pytest
 from gate_helpers import timed_cell, with_requests
 from synthetic_run import failed, strict_json, write_run
 
-from spectune.gating.annotations import annotations
+from spectune.gating.annotations import annotation_lines
 from spectune.gating.baseline import read_baseline
 from spectune.gating.check import Check, Outcome
 from spectune.gating.junit import junit
@@ -127,7 +127,7 @@ def test_a_summary_over_the_limit_is_cut_with_a_notice(tmp_path):
 
 def test_at_most_ten_annotations_of_a_kind_all_escaped():
     errors, warnings = outcome_of(11).checks, outcome_of(3, "warn").checks
-    lines = annotations(Outcome("r", None, errors + warnings))
+    lines = annotation_lines(Outcome("r", None, errors + warnings))
     assert [line.partition(" ")[0] for line in lines] == ["::error"] * 10 + ["::warning"] * 3
     assert "2 more" in lines[9]
     for line in lines:

@@ -107,7 +107,7 @@ def gate(
     outcome = judge(measured, committed, policy)
 
     from spectune.gating import document
-    from spectune.gating.annotations import annotations as annotation_lines
+    from spectune.gating.annotations import annotation_lines
     from spectune.gating.junit import junit as to_junit
     from spectune.gating.markdown import append_step_summary
     from spectune.gating.markdown import markdown as to_markdown

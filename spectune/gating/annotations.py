@@ -7,7 +7,7 @@ from spectune.gating.check import Check, Outcome
 MOST = 10
 
 
-def annotations(outcome: Outcome) -> list[str]:
+def annotation_lines(outcome: Outcome) -> list[str]:
     """At most ten errors and ten warnings; the last one tells how many there are where they are more."""
     found = []
     for kind in ("error", "warning"):

@@ -12,7 +12,7 @@ _ORDER: tuple[Verdict, ...] = ("REGRESSION", "RUN FAILED", "CANNOT JUDGE", "PASS
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One cell: the worst verdict of its checks, whatever their level."""
+    """One cell: the worst verdict of its checks, of those that only warn if there are no others."""
 
     place: Place
     verdict: Verdict
@@ -29,12 +29,16 @@ def rows(outcome: Outcome) -> list[Row]:
     return [
         Row(
             place,
-            next(v for v in _ORDER if any(c.verdict == v for c in own)),
+            _worst([c for c in own if c.level == "error"] or own),
             _first(own, "acceptance_length"),
             _first(own, "speedup"),
         )
         for place, own in found.items()
     ]
+
+
+def _worst(checks: list[Check]) -> Verdict:
+    return next(v for v in _ORDER if any(c.verdict == v for c in checks))
 
 
 def _first(checks: list[Check], name: str) -> Check | None:
