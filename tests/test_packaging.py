@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
-import re
 import sys
 import zipfile
 from pathlib import Path
