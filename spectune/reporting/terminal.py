@@ -172,6 +172,14 @@ def _line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(form.visible(text), style=style), soft_wrap=True)
 
 
+def _paragraph(console: Console, text: str) -> None:
+    """Prose, indented and wrapped at words. Commands stay on one line (`_line`), to be copied."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console.print(Padding(Text(form.visible(text)), (0, 0, 0, 2), expand=False))
+
+
 def _print_objective(summary: Summary, console: Console) -> None:
     title, *lines = objective_lines(summary.tuning)
     _line(console, title, "bold")
@@ -196,7 +204,7 @@ def _print_tuning(summary: Summary, console: Console, *, everything: bool) -> No
     if shown:
         _line(console, "advice" + (f", {len(shown)} of {len(lines)}" if len(shown) < len(lines) else ""), "bold")
     for line in shown:
-        _line(console, f"  {line}")
+        _paragraph(console, line)
 
 
 def _print_next(summary: Summary, console: Console) -> None:
