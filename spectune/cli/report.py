@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from spectune.cli.arguments import RunArgument
+
 
 def report(
-    run: Annotated[Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")] = None,
+    run: RunArgument = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The page; report.html in the run if left out.")
     ] = None,
