@@ -7,10 +7,11 @@ JOBS ?= 2
 # The demo model is converted once; keep the copy beside the environment.
 export SPECTUNE_CACHE ?= $(abspath $(VENV))/cache
 
-.PHONY: help demo methods grid reference verify test test-floor test-graphs lossless bench gpu lint clean
+.PHONY: help demo gate gate-baseline gate-run methods grid reference verify test test-floor test-graphs lossless bench gpu lint clean
 
 help:
 	@echo "make demo      install, sweep SmolLM2-135M on code, math and creative, recommend, write a report"
+	@echo "make gate      sweep a few prompts of SmolLM2 in float32 and hold the counts against workloads/gate-baseline.json"
 	@echo "make methods   measure every method side by side on SmolLM2 and rewrite reports/methods.md (long)"
 	@echo "make grid      measure a full grid and the fast plan of it, and rewrite reports/fast-plan.md (over an hour)"
 	@echo "make reference  hold published figures against the formulas: reports/reference-figures.md"
@@ -46,6 +47,17 @@ demo: $(VENV)/demo
 	$(BIN)/spectune sweep --config workloads/demo.toml --output runs/demo --resume
 	$(BIN)/spectune recommend runs/demo
 	$(BIN)/spectune report runs/demo
+
+gate: gate-run
+	$(BIN)/spectune gate runs/gate --baseline workloads/gate-baseline.json --thresholds workloads/gate.toml --only exact
+
+# After a change of acceptance that is meant; commit the file.
+gate-baseline: gate-run
+	$(BIN)/spectune baseline runs/gate --exact-only --output workloads/gate-baseline.json
+
+gate-run: $(VENV)/demo
+	rm -rf runs/gate
+	$(BIN)/spectune sweep --config workloads/gate.toml --output runs/gate
 
 methods: $(VENV)/demo
 	$(BIN)/spectune sweep --config workloads/methods.toml --output runs/methods --resume

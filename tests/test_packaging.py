@@ -83,7 +83,14 @@ def test_the_kernels_folder_is_a_namespace():
 
 @pytest.mark.parametrize(
     "module",
-    ["spectune", "spectune.cli", "spectune.sweeping.cell", "spectune.speedup.run", "spectune.importing.registry"],
+    [
+        "spectune",
+        "spectune.cli",
+        "spectune.sweeping.cell",
+        "spectune.speedup.run",
+        "spectune.importing.registry",
+        "spectune.gating.gate",
+    ],
 )
 def test_light_modules_import_neither_torch_nor_transformers_nor_pandas(module):
     code = (
@@ -106,6 +113,8 @@ def test_light_modules_import_neither_torch_nor_transformers_nor_pandas(module):
                 "fit",
                 "export",
                 "import",
+                "gate",
+                "baseline",
                 "generate",
                 "suites",
                 "probe",
