@@ -24,6 +24,7 @@ from spectune.decoding.stopping import StopRule
 from spectune.engines.difference import find_difference
 from spectune.engines.engine import Request, Requests
 from spectune.engines.overlap import OverlapCounter
+from spectune.engines.sample import to_sample
 from spectune.errors import UsageError
 from spectune.suites.prompt import Suite
 from spectune.suites.render import render
@@ -36,6 +37,7 @@ from spectune.sweeping.cell import (
     RequestResult,
     RoundCount,
     RoundTimes,
+    Sample,
     Sampling,
 )
 from spectune.sweeping.drafter_names import drafts_trees
@@ -86,6 +88,7 @@ class NativeEngine:
         self._recordings: tuple[CellSpec, Graphs] | None = None  # of the current cell
         self._warm: set[tuple[str, int, int]] = set()
         self._outputs: dict[str, list[int]] = {}  # of the current cell, by digest
+        self._first: Generation | None = None  # of the current cell's first speculative pass
 
     @property
     def target(self) -> ModelInfo:
@@ -136,6 +139,7 @@ class NativeEngine:
 
     def warm_up(self, spec: CellSpec, requests: Sequence[Request]) -> None:
         self._outputs.clear()
+        self._first = None
         shape = (spec.drafter, spec.batch, spec.k)
         if shape in self._warm and not spec.graphs:
             return
@@ -173,7 +177,14 @@ class NativeEngine:
             if decoder.captures == before:
                 break
         self._outputs |= {g.digest: g.tokens for g in run.generations}
+        if mode == "speculative" and self._first is None:
+            self._first = run.generations[0]
         return to_pass(run, requests, mode=mode, repeat=repeat, order=order)
+
+    def sample(self, requests: Sequence[Request]) -> Sample | None:
+        if self._first is None or self.loaded.tokenizer is None:
+            return None
+        return to_sample(requests[0], self._first, self.loaded.tokenizer)
 
     def difference(self, spec: CellSpec, request: Request, outputs: tuple[str, str]) -> Difference:
         first, second = (self._outputs[digest] for digest in outputs)

@@ -47,6 +47,11 @@ def size(count: float | None) -> str:
     return f"{count:.0f} B"
 
 
+def millions(count: float | None) -> str:
+    """Parameters of a model."""
+    return MISSING if count is None else f"{count / 1e6:.1f} M"
+
+
 def positions(values: Sequence[float | None]) -> str:
     """Acceptance by position."""
     return " ".join(number(v) for v in values) or MISSING

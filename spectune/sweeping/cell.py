@@ -21,6 +21,8 @@ from pydantic import (
 )
 
 SCHEMA_VERSION = 1
+SAMPLE_TOKENS = 64  # of a sample's output
+SAMPLE_PROMPT = 600  # characters of its prompt
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -266,6 +268,27 @@ class Memory(Record):
     measured_bytes: Reading
 
 
+TokenKind = Literal["prefill", "draft", "correction", "bonus", "plain"]
+
+
+class SamplePiece(Record):
+    """Text of neighbouring tokens of one round that came from the same place."""
+
+    text: str
+    kind: TokenKind  # as `spectune generate` names them
+    tokens: Annotated[int, Field(ge=1)]
+
+
+class Sample(Record):
+    """The start of what the first request of the first speculative pass read and wrote."""
+
+    id: str  # of the request
+    prompt: Annotated[str, Field(max_length=SAMPLE_PROMPT)]  # as rendered, special tokens left out
+    prompt_cut: bool  # there was more of it
+    pieces: Annotated[tuple[SamplePiece, ...], Field(min_length=1, max_length=SAMPLE_TOKENS)]
+    cut: bool  # there was more of the output
+
+
 class CellResult(Record):
     """A finished cell file. Passes come in pairs: each repeat has one plain and one speculative pass."""
 
@@ -280,7 +303,15 @@ class CellResult(Record):
     output_check: OutputCheck | None  # None where the rule promises equal laws, not equal tokens
     overlap: tuple[OverlapCount, ...] = ()  # for speculative sampling in chains, where the engine sees distributions
     memory: Memory | None = None  # None in files of older versions
+    sample: Sample | None = None  # left out of the file where there is none
     warnings: tuple[str, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_sample(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = serialize(self)
+        if self.sample is None:
+            del fields["sample"]
+        return fields
 
     @model_validator(mode="after")
     def _passes_are_paired(self) -> CellResult:
