@@ -23,12 +23,16 @@ class Tables(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tables, self.inside = [], None
+        self.tables, self.inside, self.ours = [], None, False
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         own = dict(attrs)
-        if tag == "table" and "data-json" in own:
+        if tag == "table":
+            self.ours = "data-json" in own
+        if not self.ours:
+            return
+        if tag == "table":
             self.tables.append({"path": own["data-json"], "columns": [], "rows": []})
         elif self.tables and "data-field" in own:
             self.tables[-1]["columns"].append((own["data-field"], own["data-kind"]))

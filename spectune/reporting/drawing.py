@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
-from spectune.reporting.chart import Figure, Panel, Series
+from spectune.reporting.chart import Figure, Numbers, Panel, Series
 from spectune.reporting.format import visible
 
 if TYPE_CHECKING:
@@ -122,7 +122,10 @@ def _draw(axes: Axes, panel: Panel) -> None:
         draw = axes.axvline if panel.kind == "rows" else axes.axhline
         draw(1, color=_INK, linewidth=0.8, linestyle="--")
     for n, series in enumerate(panel.series):
-        _bar(axes, series, n) if panel.kind == "bars" else _points(axes, series, panel, n)
+        if panel.kind == "bars":
+            _bar(axes, series, n)
+        else:
+            _points(axes, series, panel, n)
     if panel.log_x:
         axes.set_xscale("log", base=2)
     if panel.share:
@@ -154,9 +157,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
 
 def _points(axes: Axes, series: Series, panel: Panel, n: int) -> None:
     style = _style(series.style)
-    nan = math.nan
     if panel.kind == "lines":
-        axes.plot(series.x, [nan if y is None else y for y in series.y], color=style["color"], linewidth=1.3)
+        axes.plot(_gaps(series.x), _gaps(series.y), color=style["color"], linewidth=1.3)
     for low, high, x, y in zip(series.low, series.high, series.x, series.y, strict=False):
         if low is not None and high is not None and x is not None and y is not None:
             span = ([x, x], [low, high]) if panel.kind == "lines" else ([low, high], [y, y])
@@ -164,6 +166,11 @@ def _points(axes: Axes, series: Series, panel: Panel, n: int) -> None:
     known = [(x, y) for x, y in zip(series.x, series.y, strict=True) if x is not None and y is not None]
     (line,) = axes.plot([x for x, _ in known], [y for _, y in known], linestyle="none", markersize=4.5, **style)
     line.set_gid(f"tips-{n}")
+
+
+def _gaps(values: Numbers) -> list[float]:
+    """A line breaks at NaN."""
+    return [math.nan if v is None else v for v in values]
 
 
 def _bar(axes: Axes, series: Series, n: int) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 from spectune.recommending.choice import Option
 from spectune.reporting.row import place
 from spectune.reporting.summary import Summary
-from spectune.speedup.comparison import Comparison, Difference, Pair, compare
+from spectune.speedup.comparison import Difference, Pair, compare
 from spectune.speedup.profile import Profile
 from spectune.speedup.uncertainty import Estimate
-from spectune.sweeping.cell import CellSpec
 
 
 def drafts(summary: Summary) -> list[dict[str, Any]]:
@@ -101,7 +100,7 @@ def comparisons(summary: Summary, others: Sequence[Summary]) -> list[dict[str, A
 
 
 def _comparison(summary: Summary, other: Summary) -> dict[str, Any]:
-    found: Comparison = compare(summary.profiles, other.profiles)
+    found = compare(summary.profiles, other.profiles)
     return {
         "a": summary.run.info.name,
         "b": other.run.info.name,
@@ -109,8 +108,8 @@ def _comparison(summary: Summary, other: Summary) -> dict[str, Any]:
         "differs": {name: list(values) for name, values in found.differs.items()},
         "other_weights": _other_weights(found.pairs),
         "pairs": [_pair(p) for p in found.pairs],
-        "only_a": [_spec(s) for s in found.only_a],
-        "only_b": [_spec(s) for s in found.only_b],
+        "only_a": [place(s) for s in found.only_a],
+        "only_b": [place(s) for s in found.only_b],
     }
 
 
@@ -123,7 +122,7 @@ def _other_weights(pairs: Sequence[Pair]) -> list[str]:
 
 def _pair(p: Pair) -> dict[str, Any]:
     return {
-        **_spec(p.a.spec),
+        **place(p.a.spec),
         "key_a": p.a.cell.key,
         "key_b": p.b.cell.key,
         "speedup_a": p.a.speedup.value,
@@ -142,7 +141,3 @@ def _estimate(name: str, found: Estimate) -> dict[str, float | None]:
 
 def _difference(found: Difference) -> dict[str, Any]:
     return {f"acceptance_length_{name}": value for name, value in asdict(found).items() if name != "reason"}
-
-
-def _spec(spec: CellSpec) -> dict[str, Any]:
-    return place(spec)

@@ -86,8 +86,8 @@ def _differing(a: Sequence[CellSpec], b: Sequence[CellSpec]) -> dict[str, tuple[
     found = {}
     for name in CellSpec.model_fields:
         mine, other = ({str(getattr(s, name)) for s in specs} for specs in (a, b))
-        # Prompts of another suite are never the same work.
-        if name not in ("suite", "suite_digest") and len(mine) == len(other) == 1 and mine != other:
+        # Prompts of another suite are never the same work; other weights under one name are told apart from this.
+        if not name.startswith("suite") and not name.endswith("digest") and len(mine) == len(other) == 1 and mine != other:
             found[name] = mine.pop(), other.pop()
     return found
 
