@@ -28,6 +28,7 @@ def report_document(summary: Summary, others: Sequence[Summary] = ()) -> dict[st
 
 
 def bandwidth_row(p: Profile) -> dict[str, Any]:
-    """The bandwidth readings of a cell, each with its source or its reason."""
+    """The bytes of a cell by the model, and its bandwidth readings, each with its source or its reason."""
     found = {name: reading.model_dump() for name, reading in readings(p.cell.bandwidth).items()}
-    return {"key": p.cell.key, **place(p.spec), **found}
+    bytes_read = {name: getattr(p.cell.bandwidth, name) for name in ("bytes_per_plain_step", "bytes_per_round")}
+    return {"key": p.cell.key, **place(p.spec), **bytes_read, **found}
