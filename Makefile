@@ -7,11 +7,12 @@ JOBS ?= 2
 # The demo model is converted once; keep the copy beside the environment.
 export SPECTUNE_CACHE ?= $(abspath $(VENV))/cache
 
-.PHONY: help demo methods reference test test-floor lossless bench gpu lint clean
+.PHONY: help demo methods grid reference test test-floor lossless bench gpu lint clean
 
 help:
 	@echo "make demo      install, sweep SmolLM2-135M on code, math and creative, recommend, write a report"
 	@echo "make methods   measure every method side by side on SmolLM2 and rewrite reports/methods.md (long)"
+	@echo "make grid      measure a full grid and the fast plan of it, and rewrite reports/fast-plan.md (over an hour)"
 	@echo "make reference  hold published figures against the formulas: reports/reference-figures.md"
 	@echo "make verify    audit the losslessness of every method on SmolLM2, greedy and sampled (long)"
 	@echo "make test      install and run the tests"
@@ -49,6 +50,11 @@ demo: $(VENV)/demo
 methods: $(VENV)/demo
 	$(BIN)/spectune sweep --config workloads/methods.toml --output runs/methods --resume
 	$(BIN)/python -m spectune.reporting.methods runs/methods --output reports/methods.md
+
+grid: $(VENV)/demo
+	$(BIN)/spectune sweep --config workloads/grid.toml --output runs/grid --resume
+	$(BIN)/spectune sweep --config workloads/grid.toml --plan fast --output runs/grid-fast --resume
+	$(BIN)/python -m spectune.reporting.plan_check runs/grid-fast runs/grid --output reports/fast-plan.md
 
 # What the formulas say about published figures.
 reference: $(VENV)/base

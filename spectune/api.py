@@ -211,7 +211,7 @@ def sweep(
     return run(
         SweepOptions(
             drafts=(drafts,) if isinstance(drafts, str) else tuple(drafts),
-            ks=parse_counts(k, "k"),
+            ks=parse_counts(k, "k", least=0),
             batches=parse_counts(batch, "batch"),
             suites=(suites,) if isinstance(suites, str) else tuple(str(s) for s in suites),
             **options,

@@ -55,7 +55,7 @@ def true_speedup(s) -> float:
 def surveyed(grid=GRID, rounds: int = 100_000):
     """Survey cells whose counts follow the rates exactly."""
     cells = []
-    for s in survey(grid):
+    for s in survey(grid, 40):
         r = rate(s.drafter, s.suite)
         shares = [r**i * (1 - r) for i in range(s.k)] + [r**s.k]
         counts = tuple(
@@ -74,11 +74,21 @@ def probes(grid=GRID, noise=lambda: 1.0):
 
 
 def test_the_survey_is_one_cell_per_drafter_and_suite_at_the_largest_k():
-    found = survey(GRID)
+    found = survey(GRID, 40)
     assert {(s.drafter, s.suite) for s in found} == {(d, s) for d in RATES for s in SUITES}
-    assert {(s.batch, s.k) for s in found} == {(1, 8)}
-    trees = survey(tuple(spec(drafter="tree:small", k=k) for k in KS))
+    assert {(s.batch, s.k) for s in found} == {(8, 8)}
+    trees = survey(tuple(spec(drafter="tree:small", k=k) for k in KS), 40)
     assert [s.k for s in trees] == [1, 8]
+
+
+def test_the_survey_takes_the_largest_batch_that_the_prompts_fill_and_that_fits():
+    assert {s.batch for s in survey(GRID, 7)} == {4}
+    assert {s.batch for s in survey(GRID, 1)} == {1}
+    big = {s.key for s in GRID if s.batch == 8 and s.drafter == "good" and s.suite == "math"}
+    assert {s.batch for s in survey(GRID, 40, big)} == {4}
+    assert {s.batch for s in survey(GRID, 40, {s.key for s in GRID})} == {1}
+    only_large = tuple(s for s in GRID if s.batch == 8)
+    assert {s.batch for s in survey(only_large, 3)} == {8}  # prompts are repeated there
 
 
 def test_predictions_follow_a_known_cost_model_at_every_k_and_batch():
@@ -94,7 +104,7 @@ def test_with_noisy_times_the_chosen_cells_hold_one_within_3_percent_of_the_best
     for seed in range(40):
         generator = random.Random(seed)
         found = predict(GRID, surveyed(), probes(noise=lambda g=generator: g.gauss(1, 0.03)))
-        measured = {s.key for s in survey(GRID)}
+        measured = {s.key for s in survey(GRID, 40)}
         chosen = {s.key for s in choose(GRID, found, measured).promising} | measured
         for suite in SUITES:
             for batch in BATCHES:
@@ -116,7 +126,7 @@ def test_a_drafter_without_survey_or_times_is_not_predicted():
 
 def test_checks_are_cells_that_nothing_else_measures():
     found = predict(GRID, surveyed(), probes())
-    measured = {s.key for s in survey(GRID)}
+    measured = {s.key for s in survey(GRID, 40)}
     chosen = choose(GRID, found, measured)
     keys = [s.key for s in (*chosen.promising, *chosen.checks)]
     assert len(keys) == len(set(keys))
@@ -138,8 +148,9 @@ def test_between_interpolates_and_does_not_go_beyond():
 
 
 def test_a_small_grid_is_measured_whole():
-    assert is_worth_it(GRID)
-    assert not is_worth_it(tuple(spec(drafter=d, k=k) for d in RATES for k in (2, 4)))
+    assert is_worth_it(GRID, 6)
+    assert not is_worth_it(GRID, 150)
+    assert not is_worth_it(tuple(spec(drafter=d, k=k) for d in RATES for k in (2, 4)), 3)
 
 
 BIG = {"ks": tuple(range(1, 9)), "batches": (1, 2, 4), "drafts": ("ngram", "small", "large")}
@@ -187,3 +198,34 @@ def test_a_dry_run_names_what_is_measured_first(tmp_path, options):  # noqa: F81
     outcome = run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r", dry_run=True)
     assert len(outcome.plan) == 3
     assert "of 72" in outcome.fast
+
+
+def test_the_loop_at_rest_is_surveyed_nowhere_and_measured_for_the_best_draft_of_each_place():
+    grid = tuple(spec(drafter=s.drafter, suite=s.suite, batch=s.batch, k=k) for s in GRID if s.k == 1 for k in range(9))
+    trees = tuple(spec(drafter="tree:ngram", k=k, batch=b) for k in (0, 4, 8) for b in range(1, 20))
+    assert {s.k for s in survey(grid, 40)} == {8}
+    assert {s.k for s in survey(trees, 40)} == {4, 8}
+    assert {s.k for s in probe_places(grid)} == {0, 1, 5, 8}
+    assert survey([s for s in grid if s.k == 0], 40) == ()
+    assert not is_worth_it(grid, 0)
+    probes = [Probe(drafter=None, batch=b, k=0, round_seconds=step(b), rounds=9) for b in BATCHES]
+    probes += [
+        Probe(
+            drafter=s.drafter,
+            batch=s.batch,
+            k=s.k,
+            round_seconds=1.1 * round_seconds(s.drafter, s.batch, s.k),
+            rounds=9,
+        )
+        for s in probe_places(grid)
+    ]
+    predictions = predict(grid, surveyed(grid), probes)
+    for s in grid:
+        if s.k == 0:
+            assert predictions[s.key].speedup == pytest.approx(1 / 1.1)
+            assert predictions[s.key].acceptance_length == 1
+    chosen = choose(grid, predictions, {s.key for s in survey(grid, 40)}).promising
+    for place in {(s.suite, s.batch) for s in grid}:
+        here = [s for s in grid if (s.suite, s.batch) == place]
+        best = max(here, key=lambda s: predictions[s.key].speedup)
+        assert [s.drafter for s in chosen if (s.suite, s.batch) == place and s.k == 0] == [best.drafter]

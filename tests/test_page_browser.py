@@ -11,7 +11,7 @@ from synthetic_run import bandwidth, cell, failed, write_run
 from spectune.reporting.document import report_document
 from spectune.reporting.page import render
 from spectune.reporting.summary import summarise
-from spectune.sweeping.cell import Sample, SamplePiece
+from spectune.sweeping.cell import Excerpt, ExcerptPiece
 
 HOSTILE = """</script><script>window.hit=1</script><img src=x onerror="window.hit=1"><!-- ]]> {{ 7*7 }} \u2028 $x_"""
 WIDTHS = (400, 800, 1200, 1600)
@@ -34,9 +34,9 @@ def browser():
     driver.quit()
 
 
-def sample(text):
-    pieces = [SamplePiece(text=text, kind=k, tokens=1) for k in ("prefill", "draft", "correction", "bonus")]
-    return Sample(id=text, prompt=text, prompt_cut=False, pieces=tuple(pieces), cut=False)
+def excerpt(text):
+    pieces = [ExcerptPiece(text=text, kind=k, tokens=1) for k in ("prefill", "draft", "correction", "bonus")]
+    return Excerpt(id=text, prompt=text, prompt_cut=False, pieces=tuple(pieces), cut=False)
 
 
 def written(tmp_path_factory, name, *, text=None, other=None):
@@ -46,7 +46,7 @@ def written(tmp_path_factory, name, *, text=None, other=None):
         cell(
             k=k, batch=b, suite=text or suite, drafter=text or draft, target=text or "target",
             speedup=1.1 + k / 4 - b / 9, warnings=(f"{text or 'a'}: b; c",),
-        ).model_copy(update={"sample": sample(text or " token"), "bandwidth": bandwidth()})
+        ).model_copy(update={"excerpt": excerpt(text or " token"), "bandwidth": bandwidth()})
         for suite in (("code", "math")[: 1 if text else 2])
         for draft in (("ngram", "a-draft-with-a-rather-long-name-of-many-words")[: 1 if text else 2])
         for k in (1, 2, 4)

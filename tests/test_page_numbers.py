@@ -15,7 +15,7 @@ from spectune.reporting.document import report_document
 from spectune.reporting.page import render
 from spectune.reporting.summary import summarise
 from spectune.reporting.tables import KINDS, value
-from spectune.sweeping.cell import Memory, MemoryPlan, Reading, Sample, SamplePiece
+from spectune.sweeping.cell import Excerpt, ExcerptPiece, Memory, MemoryPlan, Reading
 
 
 class Tables(HTMLParser):
@@ -105,8 +105,8 @@ def test_two_runs_show_their_pairs_and_the_cells_without_a_partner(run, other):
 
 
 def test_a_sample_is_shown_with_the_kind_of_each_piece_and_not_by_colour_alone(tmp_path):
-    pieces = (SamplePiece(text="let ", kind="draft", tokens=2), SamplePiece(text="x", kind="correction", tokens=1))
-    own = cell().model_copy(update={"sample": Sample(id="p", prompt="a<b", prompt_cut=True, pieces=pieces, cut=True)})
+    pieces = (ExcerptPiece(text="let ", kind="draft", tokens=2), ExcerptPiece(text="x", kind="correction", tokens=1))
+    own = cell().model_copy(update={"excerpt": Excerpt(id="p", prompt="a<b", prompt_cut=True, pieces=pieces, cut=True)})
     text = render(summarise(write_run(tmp_path / "run", [own])))
     assert '<span class="t draft" title="accepted draft, 2 tokens">let </span>' in text
     assert '<span class="t correction" title="correction, 1 token">x</span>' in text

@@ -87,7 +87,12 @@ def sweep(
         _option("--threads", help="CPU threads of torch (default: torch's own choice).", panel=_MODELS),
     ] = None,
     k: Annotated[
-        str | None, _option("--k", help="Draft lengths, as 1,2,4 or 1-8 (default: 2,4,8).", panel=_GRID)
+        str | None,
+        _option(
+            "--k",
+            help="Draft lengths, as 1,2,4 or 1-8 (default: 2,4,8); 0 is the speculative loop with its drafter at rest.",
+            panel=_GRID,
+        ),
     ] = None,
     batch: Annotated[
         str | None, _option("--batch", help="Batch sizes, as 1,4 or 1-4 (default: 1).", panel=_GRID)
@@ -122,6 +127,14 @@ def sweep(
     sample_seed: Annotated[
         int | None,
         _option("--sample-seed", help="With --prompts: N random prompts, drawn with this seed.", panel=_PROMPTS),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        _option(
+            "--precision",
+            help="Measure prompts, in a random order, until each acceptance length is known to this share, as 2%.",
+            panel=_PROMPTS,
+        ),
     ] = None,
     category: Annotated[
         list[str] | None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from spectune.suites.prompt import Suite
-from spectune.sweeping.cell import CellSpec, Difference, ModelInfo, OverlapCount, PassResult, Sample, Sampling
+from spectune.sweeping.cell import CellSpec, Difference, Excerpt, ModelInfo, OverlapCount, PassResult, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,5 +101,5 @@ class KeepsRecordings(Protocol):
 class KeepsText(Protocol):
     """An engine that can show what a cell wrote."""
 
-    def sample(self, requests: Sequence[Request]) -> Sample | None:
+    def excerpt(self, requests: Sequence[Request]) -> Excerpt | None:
         """The first request of the cell's first speculative pass; None without a tokenizer."""

@@ -23,21 +23,21 @@ from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
 from spectune.engines.difference import find_difference
 from spectune.engines.engine import Request, Requests
+from spectune.engines.excerpt import to_excerpt
 from spectune.engines.overlap import OverlapCounter
-from spectune.engines.sample import to_sample
 from spectune.errors import UsageError
 from spectune.suites.prompt import Suite
 from spectune.suites.render import render
 from spectune.sweeping.cell import (
     CellSpec,
     Difference,
+    Excerpt,
     ModelInfo,
     OverlapCount,
     PassResult,
     RequestResult,
     RoundCount,
     RoundTimes,
-    Sample,
     Sampling,
 )
 from spectune.sweeping.drafter_names import drafts_trees
@@ -181,10 +181,10 @@ class NativeEngine:
             self._first = run.generations[0]
         return to_pass(run, requests, mode=mode, repeat=repeat, order=order)
 
-    def sample(self, requests: Sequence[Request]) -> Sample | None:
+    def excerpt(self, requests: Sequence[Request]) -> Excerpt | None:
         if self._first is None or self.loaded.tokenizer is None:
             return None
-        return to_sample(requests[0], self._first, self.loaded.tokenizer)
+        return to_excerpt(requests[0], self._first, self.loaded.tokenizer)
 
     def difference(self, spec: CellSpec, request: Request, outputs: tuple[str, str]) -> Difference:
         first, second = (self._outputs[digest] for digest in outputs)

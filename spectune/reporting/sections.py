@@ -85,12 +85,12 @@ def samples(summary: Summary) -> list[dict[str, Any]]:
     best: dict[tuple[str, str], Profile] = {}
     for p in summary.profiles:
         at = p.spec.suite, p.spec.drafter
-        if p.cell.sample and (at not in best or (p.speedup.value or 0) > (best[at].speedup.value or 0)):
+        if p.cell.excerpt and (at not in best or (p.speedup.value or 0) > (best[at].speedup.value or 0)):
             best[at] = p
     return [
-        {"key": p.cell.key, **place(p.spec), **p.cell.sample.model_dump(mode="json")}
+        {"key": p.cell.key, **place(p.spec), **p.cell.excerpt.model_dump(mode="json")}
         for p in best.values()
-        if p.cell.sample
+        if p.cell.excerpt
     ]
 
 

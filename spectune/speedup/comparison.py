@@ -87,7 +87,12 @@ def _differing(a: Sequence[CellSpec], b: Sequence[CellSpec]) -> dict[str, tuple[
     for name in CellSpec.model_fields:
         mine, other = ({str(getattr(s, name)) for s in specs} for specs in (a, b))
         # Prompts of another suite are never the same work; other weights under one name are told apart from this.
-        if not name.startswith("suite") and not name.endswith("digest") and len(mine) == len(other) == 1 and mine != other:
+        if (
+            not name.startswith("suite")
+            and not name.endswith("digest")
+            and len(mine) == len(other) == 1
+            and mine != other
+        ):
             found[name] = mine.pop(), other.pop()
     return found
 
@@ -146,7 +151,7 @@ def _length_draws(cell: CellResult) -> Draws | None:
 
 
 def _prompts(cell: CellResult) -> list[str]:
-    return sorted({r.prompt_id for r in cell.passes[0].requests})
+    return sorted({r.prompt_id for p in cell.passes for r in p.requests})
 
 
 def _over(a: float | None, b: float | None) -> float | None:

@@ -16,7 +16,7 @@ import numpy as np
 from spectune.speedup.acceptance import rounds_and_accepted, speculative_requests
 from spectune.speedup.curve import AcceptanceCurve, Array, CurvePoint, fit_curve, refit
 from spectune.speedup.uncertainty import RESAMPLES, draw_counts, ends
-from spectune.sweeping.cell import CellResult
+from spectune.sweeping.cell import CellResult, RequestResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,13 @@ def fit_positions(cells: Sequence[CellResult], *, resamples: int = RESAMPLES) ->
 
 def acceptance_length(cell: CellResult, *, resamples: int = RESAMPLES) -> Measured | None:
     """The acceptance length of a cell with its interval; None where it had no round."""
+    return pooled_length(cell.spec.suite, speculative_requests(cell), resamples=resamples)
+
+
+def pooled_length(suite: str, requests: Sequence[RequestResult], *, resamples: int = RESAMPLES) -> Measured | None:
+    """The same for requests of one suite, which were decoded speculatively."""
     by_prompt: dict[str, list[float]] = {}
-    for r in speculative_requests(cell):
+    for r in requests:
         counts = by_prompt.setdefault(r.prompt_id, [0.0, 0.0])
         rounds_of, accepted_of = rounds_and_accepted(r)
         counts[0] += accepted_of
@@ -109,7 +114,7 @@ def acceptance_length(cell: CellResult, *, resamples: int = RESAMPLES) -> Measur
         return None
     if len(sums) < 2:
         return Measured(float(1 + accepted / rounds), None, None)
-    drawn = draw_counts(zlib.crc32(cell.spec.suite.encode()), len(sums), resamples) @ sums
+    drawn = draw_counts(zlib.crc32(suite.encode()), len(sums), resamples) @ sums
     return measured(float(1 + accepted / rounds), 1 + _ratio(drawn[:, 0], drawn[:, 1]))
 
 

@@ -76,17 +76,15 @@ def cell_rates(
     draws other repeats: equal cells of two runs have the same key and nothing else in common.
     """
     full = has_full_rounds(cell)
-    # The first pass names the prompts; every pass of a cell decodes the same requests.
     prompts = sorted({r.prompt_id for p in cell.passes for r in p.requests})
-    repeats = sorted({p.repeat for p in cell.passes})
-    # [quantity, prompt, repeat]; quantities: plain tokens, plain seconds, speculative tokens, its seconds
-    sums = np.zeros((4, len(prompts), len(repeats)))
+    times = cell.spec.repeats  # that each prompt was measured in each mode
+    # [quantity, prompt, time]; quantities: plain tokens, plain seconds, speculative tokens, its seconds
+    sums = np.zeros((4, len(prompts), times))
     row = {name: i for i, name in enumerate(prompts)}
-    column = {name: i for i, name in enumerate(repeats)}
     for p in cell.passes:
         first = 0 if p.mode == "plain" else 2
         for request in p.requests:
-            at = row[request.prompt_id], column[p.repeat]
+            at = row[request.prompt_id], p.repeat % times
             tokens, seconds = tokens_and_seconds(request, full=full)
             sums[first, *at] += tokens if counts is None or counts(request) else 0
             sums[first + 1, *at] += seconds
@@ -97,13 +95,13 @@ def cell_rates(
     timed = bool(totals[1] and totals[3]) if counts is not None else bool(plain and speculative)
     reason = _no_interval(timed, len(prompts))
     if reason:
-        return Rates(plain, speculative, None, None, len(prompts), len(repeats), reason)
+        return Rates(plain, speculative, None, None, len(prompts), times, reason)
     by_prompt = draw_counts(zlib.crc32(cell.spec.suite.encode()), len(prompts), resamples)
-    by_repeat = draw_counts(zlib.crc32((cell.key + repeat_seed).encode()), len(repeats), resamples)
+    by_repeat = draw_counts(zlib.crc32((cell.key + repeat_seed).encode()), times, resamples)
     drawn = ((by_prompt @ sums) * by_repeat).sum(axis=2)  # [quantity, resample]
     with np.errstate(divide="ignore", invalid="ignore"):
         plain_draws, speculative_draws = batch * drawn[0] / drawn[1], batch * drawn[2] / drawn[3]
-    return Rates(plain, speculative, plain_draws, speculative_draws, len(prompts), len(repeats))
+    return Rates(plain, speculative, plain_draws, speculative_draws, len(prompts), times)
 
 
 def estimate(rates: Rates) -> Estimate:

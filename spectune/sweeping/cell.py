@@ -21,8 +21,8 @@ from pydantic import (
 )
 
 SCHEMA_VERSION = 1
-SAMPLE_TOKENS = 64  # of a sample's output
-SAMPLE_PROMPT = 600  # characters of its prompt
+EXCERPT_TOKENS = 64  # of an excerpt
+EXCERPT_PROMPT = 600  # characters of its prompt
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -85,6 +85,8 @@ class CellSpec(Record):
     # Forced conditional acceptance of positions 1 … k; None: what the models agree on.
     synthetic: tuple[Rate, ...] | None = None
     graphs: bool = False  # rounds run from recordings (CUDA graphs)
+    # Stop as soon as the acceptance length is known to this share of it; None: every prompt is measured.
+    precision: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @model_validator(mode="after")
     def _synthetic_covers_k(self) -> CellSpec:
@@ -96,10 +98,9 @@ class CellSpec(Record):
     def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Left out where it is not used, so that the keys of older runs and audits stay what they were."""
         settings: dict[str, object] = serialize(self)
-        if self.synthetic is None:
-            del settings["synthetic"]
-        if not self.graphs:
-            del settings["graphs"]
+        for name, used in (("synthetic", self.synthetic), ("graphs", self.graphs), ("precision", self.precision)):
+            if not used:
+                del settings[name]
         return settings
 
     @property
@@ -271,7 +272,7 @@ class Memory(Record):
 TokenKind = Literal["prefill", "draft", "correction", "bonus", "plain"]
 
 
-class SamplePiece(Record):
+class ExcerptPiece(Record):
     """Text of neighbouring tokens of one round that came from the same place."""
 
     text: str
@@ -279,13 +280,13 @@ class SamplePiece(Record):
     tokens: Annotated[int, Field(ge=1)]
 
 
-class Sample(Record):
+class Excerpt(Record):
     """The start of what the first request of the first speculative pass read and wrote."""
 
     id: str  # of the request
-    prompt: Annotated[str, Field(max_length=SAMPLE_PROMPT)]  # as rendered, special tokens left out
+    prompt: Annotated[str, Field(max_length=EXCERPT_PROMPT)]  # as rendered, special tokens left out
     prompt_cut: bool  # there was more of it
-    pieces: Annotated[tuple[SamplePiece, ...], Field(min_length=1, max_length=SAMPLE_TOKENS)]
+    pieces: Annotated[tuple[ExcerptPiece, ...], Field(min_length=1, max_length=EXCERPT_TOKENS)]
     cut: bool  # there was more of the output
 
 
@@ -303,14 +304,14 @@ class CellResult(Record):
     output_check: OutputCheck | None  # None where the rule promises equal laws, not equal tokens
     overlap: tuple[OverlapCount, ...] = ()  # for speculative sampling in chains, where the engine sees distributions
     memory: Memory | None = None  # None in files of older versions
-    sample: Sample | None = None  # left out of the file where there is none
+    excerpt: Excerpt | None = None  # left out of the file where there is none
     warnings: tuple[str, ...] = ()
 
     @model_serializer(mode="wrap")
-    def _without_sample(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _without_excerpt(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields: dict[str, object] = serialize(self)
-        if self.sample is None:
-            del fields["sample"]
+        if self.excerpt is None:
+            del fields["excerpt"]
         return fields
 
     @model_validator(mode="after")

@@ -96,7 +96,7 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
     if kind == tuple[int, ...]:
         if not isinstance(value, str | int | list):
             raise UsageError(f'{where} must be counts such as "1,2,4" or "1-8", not {value!r}')
-        return parse_counts(value, where)
+        return parse_counts(value, where, least=0)  # SweepOptions knows which counts may be 0
     if kind == tuple[str, ...]:
         names = [value] if isinstance(value, str) else value
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

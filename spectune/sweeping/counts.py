@@ -11,10 +11,10 @@ LARGEST = 4096  # beyond any K or batch in use; keeps a typing error such as 1-8
 _ITEM = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
-def parse_counts(value: str | int | Sequence[int], what: str) -> tuple[int, ...]:
-    """Counts of at least 1, in the order given. `what` names the option in the UsageError for all else."""
+def parse_counts(value: str | int | Sequence[int], what: str, *, least: int = 1) -> tuple[int, ...]:
+    """Counts of at least `least`, in the order given. `what` names the option in the UsageError for all else."""
     if isinstance(value, str):
-        counts = tuple(n for item in value.split(",") for n in _item(item.strip(), value, what))
+        counts = tuple(n for item in value.split(",") for n in _item(item.strip(), value, what, least))
     elif isinstance(value, int):
         counts = (value,)
     else:
@@ -22,8 +22,8 @@ def parse_counts(value: str | int | Sequence[int], what: str) -> tuple[int, ...]
     if not counts:
         raise UsageError(f"{what} is empty", _EXAMPLE)
     for n in counts:
-        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= LARGEST:
-            raise UsageError(f"{what} takes counts from 1 to {LARGEST}, not {n!r}", _EXAMPLE)
+        if isinstance(n, bool) or not isinstance(n, int) or not least <= n <= LARGEST:
+            raise UsageError(f"{what} takes counts from {least} to {LARGEST}, not {n!r}", _EXAMPLE)
     twice = next((n for n in counts if counts.count(n) > 1), None)
     if twice is not None:
         raise UsageError(f"{what} names {twice} twice")
@@ -33,7 +33,7 @@ def parse_counts(value: str | int | Sequence[int], what: str) -> tuple[int, ...]
 _EXAMPLE = "write for instance 1,2,4 or 1-8"
 
 
-def _item(item: str, whole: str, what: str) -> Sequence[int]:
+def _item(item: str, whole: str, what: str, least: int) -> Sequence[int]:
     match = _ITEM.fullmatch(item)
     if match is None:
         raise UsageError(f"{what} takes counts, not {whole!r}", _EXAMPLE)
@@ -41,5 +41,5 @@ def _item(item: str, whole: str, what: str) -> Sequence[int]:
     if last < first:
         raise UsageError(f"{what}: the range {item} runs backwards", f"write {last}-{first}")
     if last > LARGEST:
-        raise UsageError(f"{what} takes counts from 1 to {LARGEST}, not {last}", _EXAMPLE)
+        raise UsageError(f"{what} takes counts from {least} to {LARGEST}, not {last}", _EXAMPLE)
     return range(first, last + 1)

@@ -1,6 +1,6 @@
 """The fast plan: which few cells of a grid to measure, and what the others will be.
 
-    survey   one cell per drafter and suite, at the largest K and the smallest batch: what is accepted, by position
+    survey   one cell per drafter and suite, at the largest K: what is accepted, by position
     probes   a few rounds per drafter, batch and some K: what a round costs
     predict  every cell of the grid: tokens per round over seconds per round, against the plain step
     choose   the most promising cells of each suite and batch, and some others to check the predictions on
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,18 +27,22 @@ SMALL_GRID = 36  # cells that are measured whole rather than planned
 WORTH_A_PLAN = 0.6  # a fast plan that measures more of the grid than this is not worth its probes
 CLOSE = 0.04  # cells predicted within this of the best of their suite and batch are measured too
 MOST_CLOSE = 2  # but no more than so many beside the best
-CHECKED = 0.03  # share of the grid that is measured for the predictions' sake
+CHECKED = 0.02  # share of the grid that is measured for the predictions' sake
 _LEAST_CHECKED = 3
 
 
 class Probe(Record):
-    """Seconds of one round of a drafter, or of a plain step where `drafter` is None; medians of a short pass."""
+    """Seconds of one round of a drafter, or of a plain step where `drafter` is None; medians of a short pass.
+
+    `cost_seconds` is what it took to find out.
+    """
 
     drafter: str | None
     batch: int
     k: int
     round_seconds: float
     rounds: int
+    cost_seconds: float | None = None  # None in files of older versions
 
 
 class Prediction(Record):
@@ -57,26 +61,37 @@ class Choice:
     checks: tuple[CellSpec, ...]
 
 
-def survey(grid: Sequence[CellSpec]) -> tuple[CellSpec, ...]:
-    """The cells that tell what is accepted, in the order of the grid."""
-    batch = min(spec.batch for spec in grid)
-    ks = {spec.k for spec in grid}
+def survey(grid: Sequence[CellSpec], prompts: int, infeasible: Container[str] = ()) -> tuple[CellSpec, ...]:
+    """The cells that tell what is accepted, in the order of the grid. infeasible: keys that do not fit the device.
+
+    Acceptance does not depend on the batch, and a large one takes the least time for it: as large as so many `prompts`
+    (of the smallest suite) fill without being repeated, and as fits.
+    """
+    ks = {spec.k for spec in grid if spec.k}
+    if not ks:
+        return ()
     wanted = {(max(ks), False), (max(ks), True), (min(ks), True)}
-    return tuple(s for s in grid if s.batch == batch and (s.k, drafts_trees(s.drafter)) in wanted)
+    by_batch: dict[int, list[CellSpec]] = {}
+    for spec in grid:
+        if (spec.k, drafts_trees(spec.drafter)) in wanted:
+            by_batch.setdefault(spec.batch, []).append(spec)
+    smallest = min(by_batch)
+    fitting = (b for b, own in by_batch.items() if b <= prompts and not any(s.key in infeasible for s in own))
+    return tuple(by_batch[max(fitting, default=smallest)])
 
 
 def probe_places(grid: Sequence[CellSpec]) -> tuple[CellSpec, ...]:
     """One cell of the grid, of its first suite, for each drafter, batch and probed K."""
-    ks = sorted({spec.k for spec in grid})
-    probed = {ks[0], ks[len(ks) // 2], ks[-1]}
+    ks = sorted({spec.k for spec in grid if spec.k})
+    probed = {ks[0], ks[len(ks) // 2], ks[-1]} | {spec.k for spec in grid if not spec.k}
     suite = grid[0].suite
     return tuple(spec for spec in grid if spec.suite == suite and spec.k in probed)
 
 
-def is_worth_it(grid: Sequence[CellSpec]) -> bool:
-    """Whether the fast plan measures clearly less than the grid."""
+def is_worth_it(grid: Sequence[CellSpec], surveyed: int) -> bool:
+    """Whether the fast plan, with so many surveyed cells, measures clearly less than the grid."""
     places = len({(spec.suite, spec.batch) for spec in grid})
-    return len(grid) > SMALL_GRID and len(survey(grid)) + places + _checked(grid) < WORTH_A_PLAN * len(grid)
+    return len(grid) > SMALL_GRID and surveyed > 0 and surveyed + places + _checked(grid) < WORTH_A_PLAN * len(grid)
 
 
 def predict(grid: Iterable[CellSpec], surveyed: Sequence[CellResult], probes: Sequence[Probe]) -> dict[str, Prediction]:
@@ -110,6 +125,8 @@ def choose(grid: Sequence[CellSpec], predictions: Mapping[str, Prediction], meas
             best = predictions[here[0].key].speedup
             close = [s for s in here[1:] if predictions[s.key].speedup >= (1 - CLOSE) * best]
             promising += [here[0], *close[:MOST_CLOSE]]
+            # What the best drafter costs at rest tells whether its loop may run on where drafts do not pay.
+            promising += [s for s in here if s.k == 0 and s.drafter == here[0].drafter and s not in promising]
     taken = known | {s.key for s in promising}
     # Keys are hashes: their order is random, and the same in every process.
     others = sorted((s for s in grid if s.key in predictions and s.key not in taken), key=lambda s: s.key)
@@ -145,6 +162,8 @@ def _lengths(surveyed: Sequence[CellResult]) -> dict[tuple[str, str], dict[int, 
 
 def _length_at(known: Mapping[int, _Counts], spec: CellSpec) -> float:
     """Acceptance length at a cell's K, the target's own token included."""
+    if spec.k == 0:
+        return 1.0
     largest = max(known)
     if not drafts_trees(spec.drafter):
         return _mean_length(known[largest], spec.k)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -19,7 +21,6 @@ from spectune.sweeping.fast_plan import (
     predict,
     prediction_errors,
     probe_places,
-    survey,
 )
 from spectune.sweeping.figures import figures
 from spectune.sweeping.listener import Listener
@@ -61,16 +62,15 @@ class FastOutcome:
         )
 
 
-def run_fast(sweep: Sweep, grid: Sequence[CellSpec], extend: Extend) -> FastOutcome:
-    """Measure what a fast plan takes of the grid; `sweep` is made for any part of it.
+def run_fast(sweep: Sweep, grid: Sequence[CellSpec], first: Sequence[CellSpec], extend: Extend) -> FastOutcome:
+    """Measure what a fast plan takes of the grid, `first` its survey; `sweep` is made for any part of it.
 
     Everything is kept in the run directory, so an interrupted plan goes on where it was.
     """
     directory = sweep.directory
-    first = survey(grid)
     extend(first)
     replace(sweep, plan=first).run()
-    record = _read(directory) or FastRecord(grid_cells=len(grid))
+    record = read_record(directory.path) or FastRecord(grid_cells=len(grid))
     record = record.model_copy(update={"probes": _probes(sweep, grid, record.probes)})
     _write(directory, record)
     surveyed = [r for r in directory.results() if r.key in {spec.key for spec in first}]
@@ -114,8 +114,9 @@ def _probes(sweep: Sweep, grid: Sequence[CellSpec], known: Sequence[Probe]) -> t
 
 
 def _probe(engine: Engine, spec: CellSpec, requests: Requests, *, plain: bool) -> Probe | None:
+    """Medians need no warm-up: what the first round of a shape costs beyond the others does not move them."""
+    begin = time.perf_counter()
     few = [replace(r, max_new_tokens=min(r.max_new_tokens, PROBE_TOKENS)) for r in requests.requests[: spec.batch]]
-    engine.warm_up(spec, few)
     done = engine.run_pass(spec, few, mode="plain" if plain else "speculative", repeat=0, order=0)
     times = done.times
     parts = (times.draft_median, times.verify_median, times.overhead_median)
@@ -123,17 +124,24 @@ def _probe(engine: Engine, spec: CellSpec, requests: Requests, *, plain: bool) -
         return None
     seconds = sum(part for part in parts if part is not None)
     name, k = (None, 0) if plain else (spec.drafter, spec.k)
-    return Probe(drafter=name, batch=spec.batch, k=k, round_seconds=seconds, rounds=times.rounds)
+    return Probe(
+        drafter=name,
+        batch=spec.batch,
+        k=k,
+        round_seconds=seconds,
+        rounds=times.rounds,
+        cost_seconds=time.perf_counter() - begin,
+    )
 
 
 def _say(listener: Listener, spec: CellSpec, error: Exception) -> None:
     listener.note(f"no times for {spec.drafter}, K {spec.k}, batch {spec.batch}: {error}")
 
 
-def _read(directory: RunDirectory) -> FastRecord | None:
+def read_record(run: Path) -> FastRecord | None:
     """None where there is none, or one that cannot be understood: it can be made again."""
     try:
-        return FastRecord.model_validate_json((directory.path / FILE).read_bytes())
+        return FastRecord.model_validate_json((run / FILE).read_bytes())
     except (OSError, ValidationError):
         return None
 

@@ -12,6 +12,7 @@ from spectune.engines.engine import Engine, KeepsRecordings, KeepsText, Request,
 from spectune.errors import SpectuneError, UsageError
 from spectune.measuring.device_memory import watch_peak
 from spectune.sweeping.cell import Bandwidth, CellResult, CellSpec, Memory, MemoryPlan, OutputCheck, PassResult
+from spectune.sweeping.sample import Sample
 from spectune.sweeping.warning import cell_warnings
 
 Mode = Literal["plain", "speculative"]
@@ -46,19 +47,21 @@ def measure_cell(
     begin = time.perf_counter()
     engine.warm_up(spec, requests.requests)
     warmup_seconds = time.perf_counter() - begin
-    passes = []
+    passes: list[PassResult] = []
+    sample = Sample(spec, requests.requests)
     with gauge.watch(), watch_peak(spec.device) as peak:
-        for order, (repeat, mode) in enumerate(pass_order(spec)):
-            done = engine.run_pass(spec, requests.requests, mode=mode, repeat=repeat, order=order, on_tokens=on_tokens)
-            check_counts(spec, requests.requests, done)
-            passes.append(done)
+        while some := sample.next(passes):
+            for repeat, mode in pass_order(spec, first=len(passes) // 2):
+                done = engine.run_pass(spec, some, mode=mode, repeat=repeat, order=len(passes), on_tokens=on_tokens)
+                check_counts(spec, some, done)
+                passes.append(done)
     unrecorded: Sequence[str] = ()
     if isinstance(engine, KeepsRecordings):
         unrecorded = engine.unrecorded()
         if memory is not None:
             memory = memory.model_copy(update={"graph_bytes": engine.recorded_bytes()})
     bandwidth, doubts = gauge.assess(spec, passes)
-    check = output_check(engine, spec, requests.requests, passes)
+    check = output_check(engine, spec, sample.taken, passes)
     left_out = (f"prompts-left-out: {'; '.join(requests.notes)}",) if requests.notes else ()
     return CellResult(
         key=spec.key,
@@ -69,14 +72,15 @@ def measure_cell(
         passes=tuple(passes),
         bandwidth=bandwidth,
         output_check=check,
-        overlap=engine.overlap(spec, requests.requests) if isinstance(engine, SeesDistributions) else (),
-        sample=engine.sample(requests.requests) if isinstance(engine, KeepsText) else None,
+        overlap=engine.overlap(spec, sample.taken) if isinstance(engine, SeesDistributions) else (),
+        excerpt=engine.excerpt(sample.taken) if isinstance(engine, KeepsText) else None,
         memory=None
         if memory is None
         else Memory(plan=memory, predicted_bytes=memory.total_bytes, measured_bytes=peak.reading),
         warnings=(
             *notes,
             *left_out,
+            *sample.shortfall(passes),
             *cell_warnings(spec, passes, check),
             *(f"bandwidth: {doubt}" for doubt in doubts),
             *(f"not-recorded: {why}; rounds were called step by step" for why in unrecorded),
@@ -84,13 +88,15 @@ def measure_cell(
     )
 
 
-def pass_order(spec: CellSpec) -> list[tuple[int, Mode]]:
-    """(repeat, mode) of each pass. Pairs alternate; which mode begins depends on the key, so that over many
-    cells drift favours neither."""
+def pass_order(spec: CellSpec, *, first: int = 0) -> list[tuple[int, Mode]]:
+    """(repeat, mode) of the passes over some prompts; `first` is the number of repeats before them.
+
+    Pairs alternate; which mode begins depends on the key, so that over many cells drift favours neither.
+    """
     modes: tuple[Mode, Mode] = ("plain", "speculative")
     if int(spec.key, 16) % 2:
         modes = ("speculative", "plain")
-    return [(r, mode) for r in range(spec.repeats) for mode in (modes if r % 2 == 0 else modes[::-1])]
+    return [(r, mode) for r in range(first, first + spec.repeats) for mode in (modes if r % 2 == 0 else modes[::-1])]
 
 
 def output_check(

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from spectune.errors import UsageError
+from spectune.speedup.precision import parse_precision
 from spectune.sweeping.cell import Rule, Sampling
 from spectune.sweeping.counts import parse_counts
 
@@ -44,6 +45,7 @@ class SweepOptions:
     repeats: int = 1
     prompts: int | None = None
     sample_seed: int | None = None
+    precision: str | None = None
     categories: tuple[str, ...] = _many("category")
     column: str | None = None
     max_new_tokens: int = 128
@@ -69,7 +71,7 @@ class SweepOptions:
     memory_fraction: float = 0.9
 
     def __post_init__(self) -> None:
-        parse_counts(self.ks, "--k")
+        parse_counts(self.ks, "--k", least=0)
         parse_counts(self.batches, "--batch")
         _unique(self.drafts, "--draft")
         _unique(self.suites, "--suite")
@@ -83,6 +85,8 @@ class SweepOptions:
             raise UsageError(f"--peak-bandwidth must be above 0 GB/s, not {self.peak_bandwidth}")
         if not 0 < self.memory_fraction <= 1:
             raise UsageError(f"--memory-fraction must be above 0 and at most 1, not {self.memory_fraction}")
+        if self.precision is not None:
+            parse_precision(self.precision)
         if self.plan not in PLANS:
             raise UsageError(f"no plan {self.plan!r}", f"the plans are {' and '.join(PLANS)}")
         if self.dtype not in DTYPES:

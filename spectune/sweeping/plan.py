@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from spectune.errors import UsageError
+from spectune.speedup.precision import parse_precision
 from spectune.suites.prompt import Suite
 from spectune.sweeping.cell import CellSpec, ModelInfo, Rule, Sampling
 from spectune.sweeping.drafter_names import has_random_weights, refuse_block
@@ -35,6 +36,7 @@ def plan_cells(
     rule = choose_rule(options.rule, sampling)
     for name in options.drafts:
         refuse_block(name, rule)
+    precision = None if options.precision is None else parse_precision(options.precision)
     wanted = options.synthetic_acceptance
     rates = None if wanted is None else synthetic_rates(wanted, max(options.ks))
     # Random weights stop at random places, and so would every length that a cell measures.
@@ -61,6 +63,7 @@ def plan_cells(
             repeats=options.repeats,
             graphs=recorded(target.device, options.graphs),
             synthetic=None if rates is None else rates[:k],
+            precision=precision,
         )
         for suite in suites
         for batch in options.batches

@@ -64,8 +64,10 @@ def run(
         for note in job.engine.drafter_notes(drafter):
             listener.note(f"{drafter}: {note}")
     memory = tuple(memory_lines(job.loads.values(), job.where))
-    is_fast = options.plan == "fast" and is_worth_it(job.plan)
-    first = survey(job.plan) if is_fast else job.plan
+    unfit = {key: why for key, load in job.loads.items() if (why := infeasible(load, job.where)) is not None}
+    surveyed = survey(job.plan, min(len(suite.prompts) for suite in suites), unfit)
+    is_fast = options.plan == "fast" and is_worth_it(job.plan, len(surveyed))
+    first = surveyed if is_fast else job.plan
     if dry_run:
         outcome = SweepOutcome(first, job.card, estimate=job.estimate(first), memory=memory)
         if is_fast:
@@ -96,11 +98,11 @@ def run(
         listener,
         [f"other-environment: {note}" for note in notes],
         {key: plan_memory(load) for key, load in job.loads.items()},
-        {key: why for key, load in job.loads.items() if (why := infeasible(load, job.where)) is not None},
+        unfit,
     )
     try:
         if is_fast:
-            said = run_fast(sweep, job.plan, extend).text()
+            said = run_fast(sweep, job.plan, surveyed, extend).text()
             return replace(replace(sweep, plan=directory.info().plan).outcome(job.card), fast=said)
         sweep.run()
     except KeyboardInterrupt:
@@ -160,7 +162,7 @@ def prepare(options: SweepOptions, engine: Engine, suites: Sequence[Suite]) -> J
         engine.target,
         drafters,
         batches=options.batches,
-        ks=options.ks,
+        ks=tuple(k for k in options.ks if k),
         mean_context=mean_context(requests),
         peak=_peak(engine.target.device, options.peak_bandwidth),
     )

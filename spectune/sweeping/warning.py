@@ -22,8 +22,8 @@ def cell_warnings(spec: CellSpec, passes: Sequence[PassResult], check: OutputChe
         _random_weights(spec),
         _outputs_short(spec, passes),
         _low_occupancy(passes),
-        *(_unstable(spec.batch, passes, mode) for mode in ("plain", "speculative")),
-        _nothing_drafted(passes),
+        *(_unstable(spec, passes, mode) for mode in ("plain", "speculative")),
+        _nothing_drafted(passes) if spec.k else None,
         _tokens_differ(check),
     )
     return tuple(text for text in found if text)
@@ -67,11 +67,14 @@ def _low_occupancy(passes: Sequence[PassResult]) -> str | None:
     )
 
 
-def _unstable(batch: int, passes: Sequence[PassResult], mode: str) -> str | None:
-    rates = [rate for p in passes if p.mode == mode and (rate := decode_rate([p], batch)) is not None]
-    if len(rates) < 2 or max(rates) - min(rates) <= UNSTABLE * median(rates):
+def _unstable(spec: CellSpec, passes: Sequence[PassResult], mode: str) -> str | None:
+    portions: dict[int, list[float]] = {}  # repeats over the same prompts
+    for p in passes:
+        if p.mode == mode and (rate := decode_rate([p], spec.batch)) is not None:
+            portions.setdefault(p.repeat // spec.repeats, []).append(rate)
+    spread = max(((max(rates) - min(rates)) / median(rates) for rates in portions.values()), default=0.0)
+    if spread <= UNSTABLE:
         return None
-    spread = (max(rates) - min(rates)) / median(rates)
     return f"unstable: {mode} decoding varied by {spread:.0%} between repeats; keep the machine free and repeat"
 
 

@@ -1,4 +1,4 @@
-"""A sample of what a cell wrote, with the origin of each token, for people to read."""
+"""The start of what a cell wrote, with the origin of each token, for people to read."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from spectune.decoding.generation import Generation
 from spectune.decoding.text import split_text
 from spectune.engines.engine import Request
-from spectune.sweeping.cell import SAMPLE_PROMPT, SAMPLE_TOKENS, Sample, SamplePiece
+from spectune.sweeping.cell import EXCERPT_PROMPT, EXCERPT_TOKENS, Excerpt, ExcerptPiece
 
 
-def to_sample(request: Request, generation: Generation, tokenizer: Any) -> Sample:
+def to_excerpt(request: Request, generation: Generation, tokenizer: Any) -> Excerpt:
     """The first tokens of a generation, neighbours of one kind and round merged, below the start of its prompt."""
     # Characters are at most a few bytes and a token is at least one: the rest of a long prompt is never decoded.
-    prompt = tokenizer.decode(list(request.token_ids[: 4 * SAMPLE_PROMPT]), skip_special_tokens=True)
-    tokens = generation.tokens[:SAMPLE_TOKENS]
+    prompt = tokenizer.decode(list(request.token_ids[: 4 * EXCERPT_PROMPT]), skip_special_tokens=True)
+    tokens = generation.tokens[:EXCERPT_TOKENS]
     rounds = [0] + [n for n, r in enumerate(generation.rounds, 1) for _ in range(r.emitted)]
     merged: list[tuple[str, tuple[str, int], int]] = []
     for text, kind, n in zip(split_text(tokenizer, tokens), generation.origins, rounds, strict=False):
@@ -23,15 +23,15 @@ def to_sample(request: Request, generation: Generation, tokenizer: Any) -> Sampl
             merged.append((before + text, same, count + 1))
         else:
             merged.append((text, (kind, n), 1))
-    return Sample(
+    return Excerpt(
         id=request.id,
-        prompt=_storable(prompt[:SAMPLE_PROMPT]),
-        prompt_cut=len(prompt) > SAMPLE_PROMPT or len(request.token_ids) > 4 * SAMPLE_PROMPT,
+        prompt=_storable(prompt[:EXCERPT_PROMPT]),
+        prompt_cut=len(prompt) > EXCERPT_PROMPT or len(request.token_ids) > 4 * EXCERPT_PROMPT,
         pieces=tuple(
-            SamplePiece(text=_storable(text), kind=kind, tokens=count)  # type: ignore[arg-type]
+            ExcerptPiece(text=_storable(text), kind=kind, tokens=count)  # type: ignore[arg-type]
             for text, (kind, _), count in merged
         ),
-        cut=len(generation.tokens) > SAMPLE_TOKENS,
+        cut=len(generation.tokens) > EXCERPT_TOKENS,
     )
 
 

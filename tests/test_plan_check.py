@@ -1,0 +1,65 @@
+"""The table that holds the fast plan against a full grid."""
+
+from __future__ import annotations
+
+import pytest
+from synthetic_run import cell, write_run
+
+from spectune.errors import UsageError
+from spectune.reporting.plan_check import check, page
+from spectune.speedup.run import load_run
+from spectune.sweeping.fast_plan import Prediction, Probe
+from spectune.sweeping.fast_sweep import FastRecord
+
+END = "2026-01-01T00:00:10+00:00"  # ten seconds after the beginning
+SPEEDUPS = {("code", 1): {2: 1.5, 4: 2.0, 8: 1.9}, ("code", 4): {2: 0.9, 4: 0.8, 8: 0.7}}
+
+
+def grid(factor: float = 1.0):
+    made = [
+        cell(suite=suite, batch=batch, k=k, speedup=factor * value)
+        for (suite, batch), own in SPEEDUPS.items()
+        for k, value in own.items()
+    ]
+    return [c.model_copy(update={"finished_at": END}) for c in made]
+
+
+def runs(tmp_path, kept, factor: float = 1.0):
+    full = grid()
+    fast = [c for c in grid(factor) if (c.spec.batch, c.spec.k) in kept]
+    return load_run(write_run(tmp_path / "fast", fast)), load_run(write_run(tmp_path / "full", full))
+
+
+def test_a_choice_is_worth_what_the_grid_measured_there_and_off_is_a_choice(tmp_path):
+    fast, full = runs(tmp_path, {(1, 8), (4, 8)})
+    predictions = tuple(Prediction(key=c.key, acceptance_length=2.0, speedup=1.1) for c in full.cells)
+    probes = (Probe(drafter=None, batch=1, k=0, round_seconds=0.01, rounds=9, cost_seconds=5.0),)
+    found = check(fast, full, FastRecord(grid_cells=6, probes=probes, predictions=predictions))
+    one, four = found.choices
+    assert (one.chosen.k, one.best.k) == (8, 4)
+    assert one.value == pytest.approx(1.9, rel=0.01)
+    assert one.loss == pytest.approx(0.05, abs=0.01)
+    assert (four.chosen, four.best, four.loss) == (None, None, 0.0)
+    assert (found.fast_seconds, found.full_seconds) == (25.0, 60.0)
+    expected = sorted(abs(1.1 / value - 1) for value in (1.5, 2.0, 0.9, 0.8))
+    assert list(found.errors) == pytest.approx(expected, rel=0.02)
+    text = page(found, fast, full)
+    assert "2 of 6 cells" in text
+    assert "(41.7%)" in text
+    assert "within 3% of the grid's best in 1 of 2 places, the worst 5." in text
+    assert "| code | 4 | OFF | 1.00 | OFF | 1.00 | 0.0% |" in text
+
+
+def test_its_own_noise_may_mislead_the_fast_plan_and_costs_what_the_grid_says(tmp_path):
+    fast, full = runs(tmp_path, {(4, 2)}, factor=1.3)  # 0.9 was measured as 1.17
+    found = check(fast, full, FastRecord(grid_cells=6))
+    four = found.choices[1]
+    assert four.value == pytest.approx(0.9, rel=0.01)
+    assert four.loss == pytest.approx(0.1, abs=0.01)
+
+
+def test_a_grid_of_other_cells_is_refused(tmp_path):
+    fast, _ = runs(tmp_path, {(1, 8)})
+    other = load_run(write_run(tmp_path / "other", [cell(suite="math")]))
+    with pytest.raises(UsageError, match="lacks 1 cells"):
+        check(fast, other, FastRecord(grid_cells=1))
