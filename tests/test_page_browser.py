@@ -197,13 +197,13 @@ def contrast(a, b):
 def test_without_script_everything_is_there_and_the_filter_is_not(browser, page):
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     browser.get(page)
-    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
     buttons, filter_shown, rows, figures, titles = browser.execute_script("""
         return [document.querySelectorAll("button").length, !document.getElementById("filter").hidden,
                 document.querySelectorAll("#cells tbody tr").length,
                 document.querySelectorAll("figure svg[role=img]").length,
                 document.querySelectorAll(".panel .p > title").length];
     """)
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
     assert buttons == 0
     assert not filter_shown
     assert rows == 2 * 24

@@ -15,6 +15,7 @@ class Series:
     """Points of one name; a value of None leaves a gap. `tips` say each point in words.
 
     `style` is the place of the name in the figure's legend. `low` and `high` are the ends of intervals, or empty.
+    `labels` stand beside the points where there is room; the first ones have precedence.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Series:
     tips: tuple[str, ...]
     low: Numbers = ()
     high: Numbers = ()
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

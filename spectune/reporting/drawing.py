@@ -71,7 +71,7 @@ def export(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
                 )
             )
             _draw(axes, panel)
-            axes.set_title(_text(panel.title), color=_INK, fontsize=9)
+            axes.set_title(_text(panel.title, most=48), color=_INK, fontsize=9)
         if figure.legend:
             handles = [_handle(n) for n in range(len(figure.legend))]
             labels = [_text(name) for name in figure.legend]
@@ -131,7 +131,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.share:
         axes.set_ylim(-0.03, 1.03)
     if panel.kind == "bars":
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * max(v for s in panel.series for v in s.high if v is not None))
+        axes.tick_params(axis="x", labelsize=7.5)
     if panel.kind == "rows":
         axes.set_ylim(len(panel.y_ticks) - 0.4, -0.6)
     if panel.diagonal:
@@ -151,21 +152,92 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.tick_params(which="both", left=False, bottom=False, labelcolor=_INK, pad=2)
     for text in (axes.xaxis.label, axes.yaxis.label):
         text.set_color(_INK)
+    _labels(axes, panel)
     axes.grid(alpha=0.2, linewidth=0.5, color=_INK)
     axes.set_axisbelow(True)
 
 
 def _points(axes: Axes, series: Series, panel: Panel, n: int) -> None:
     style = _style(series.style)
+    places = _apart(panel, n)
     if panel.kind == "lines":
-        axes.plot(_gaps(series.x), _gaps(series.y), color=style["color"], linewidth=1.3)
-    for low, high, x, y in zip(series.low, series.high, series.x, series.y, strict=False):
+        axes.plot(_gaps(places), _gaps(series.y), color=style["color"], linewidth=1.1, alpha=0.7)
+    for low, high, x, y in zip(series.low, series.high, places, series.y, strict=False):
         if low is not None and high is not None and x is not None and y is not None:
             span = ([x, x], [low, high]) if panel.kind == "lines" else ([low, high], [y, y])
             axes.plot(*span, color=style["color"], linewidth=1.1)
-    known = [(x, y) for x, y in zip(series.x, series.y, strict=True) if x is not None and y is not None]
+    known = [(x, y) for x, y in zip(places, series.y, strict=True) if x is not None and y is not None]
     (line,) = axes.plot([x for x, _ in known], [y for _, y in known], linestyle="none", markersize=4.5, **style)
     line.set_gid(f"tips-{n}")
+
+
+def _apart(panel: Panel, n: int) -> Numbers:
+    """Where the points of a series are drawn: beside those of the others, so that their intervals do not overlap."""
+    series = panel.series[n]
+    if panel.kind != "lines" or not series.low:
+        return series.x
+    known = [x for s in panel.series for x in s.x if x is not None]
+    step = 0.1 / max(8, len(panel.series)) * (n - (len(panel.series) - 1) / 2)
+    if panel.log_x:
+        return tuple(None if x is None else x * (max(known) / min(known)) ** step for x in series.x)
+    return tuple(None if x is None else x + (max(known) - min(known)) * step for x in series.x)
+
+
+def _labels(axes: Axes, panel: Panel) -> None:
+    """Labels beside their points: one is left out where it would cover another point or label, or leave the axes."""
+    _, _, width, height = _frame(panel)
+    inches = width * _size(panel)[0], height * _size(panel)[1]
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+
+    def along(x: float) -> float:
+        share = (math.log(x / left) / math.log(right / left)) if panel.log_x else (x - left) / (right - left)
+        return share * inches[0]
+
+    def box(x: float, y: float, w: float, h: float) -> tuple[float, float, float, float]:
+        """Left, right, bottom and top in inches of something of w by h inches that begins at a point."""
+        at, up = along(x), (y - low) / (high - low) * inches[1]
+        return at, at + w, up - h / 2, up + h / 2
+
+    found = [
+        (x, y, label, s)
+        for s in panel.series
+        for x, y, label in zip(s.x, s.y, s.labels, strict=False)
+        if x is not None and y is not None
+    ]
+    if panel.kind == "bars":
+        for x, y, label, s in found:
+            falls = s.style == 1
+            axes.annotate(
+                label,
+                (x, y),
+                xytext=(0, -2 if falls else 2),
+                textcoords="offset points",
+                ha="center",
+                va="top" if falls else "bottom",
+                fontsize=6.5,
+                color=_INK,
+            )
+        return
+    taken = [box(x, y, 0.0, 0.05) for x, y, _, _ in found]
+    for x, y, label, _ in found:
+        own = _text(label)
+        a, b, c, d = box(x, y, _CHARACTER * 0.72 * len(own) + 0.1, 0.09)
+        before = b > inches[0]
+        if before:
+            a, b = a - (b - a), a
+        if a < 0 or any(a + 0.04 < q and p < b - 0.04 and c < s and r < d for p, q, r, s in taken):
+            continue
+        taken.append((a, b, c, d))
+        axes.annotate(
+            own,
+            (x, y),
+            xytext=(-4 if before else 4, 0),
+            textcoords="offset points",
+            ha="right" if before else "left",
+            va="center",
+            fontsize=6.5,
+            color=_INK,
+        )
 
 
 def _gaps(values: Numbers) -> list[float]:
@@ -249,7 +321,7 @@ def _tag(tag: str, prefix: str) -> str:
     return tag.replace(_INK, "currentColor")
 
 
-def _text(name: str, *, lines: bool = False) -> str:
+def _text(name: str, *, lines: bool = False, most: int = 30) -> str:
     """A name as matplotlib prints it literally: dollars start formulas there."""
-    short = visible(name if len(name) <= 30 else f"…{name[-29:]}")
+    short = visible(name if len(name) <= most else f"…{name[1 - most :]}")
     return (short if lines else short.replace("\n", " ")).replace("$", r"\$")

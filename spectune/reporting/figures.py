@@ -131,7 +131,7 @@ def _drafts(rows: Sequence[dict[str, Any]]) -> Figure | None:
     first = [r for r in rows if r["batch"] == batches[0]]
     order = sorted(first, key=lambda r: -(r["speedup"] or 0.0))
     row = {(r["drafter"], r["rule"]): float(n) for n, r in enumerate(order)}
-    series, sizes = [], []
+    series = []
     for style, batch in enumerate(batches):
         own = [r for r in rows if r["batch"] == batch and (r["drafter"], r["rule"]) in row]
         shift = 0.22 * (style - (len(batches) - 1) / 2)
@@ -150,39 +150,53 @@ def _drafts(rows: Sequence[dict[str, Any]]) -> Figure | None:
                 tuple(r["speedup_high"] for r in own),
             )
         )
-        sized = [r for r in own if r["acceptance_length"] is not None]
-        sizes.append(
-            Series(
-                f"batch {batch}",
-                style,
-                tuple(r["bytes_of_target"] or 0.0 for r in sized),
-                tuple(r["acceptance_length"] for r in sized),
-                tuple(
-                    f"{r['drafter']}, batch {batch}, K {r['k']}: reads {form.percent(r['bytes_of_target'] or 0.0)} of "
-                    f"the target's bytes a step, AL {form.number(r['acceptance_length'])}, "
-                    f"speedup {form.number(r['speedup'])}"
-                    for r in sized
-                ),
-            )
-        )
     ticks = tuple((float(n), r["drafter"]) for n, r in enumerate(order))
     return Figure(
         "drafts",
         "Drafts side by side",
-        "Left: the speedup of each draft at its best K over all suites, with its 95 % interval, fastest first. Right: "
-        "tokens per round over the bytes that a draft step reads; up is accepted more, left is smaller.",
+        "The speedup of each draft at its best K over all suites, with its 95 % interval, fastest first. Its tokens "
+        f"per round at batch {batches[0]} over the bytes of a draft step: upper ones accept more, left ones are small.",
         (
             Panel("Speedup of each draft", "rows", tuple(series), "speedup", "", y_ticks=ticks, even=True),
             Panel(
-                "Size and acceptance",
+                f"Size and acceptance, batch {batches[0]}",
                 "points",
-                tuple(sizes),
+                (_sizes(order, batches[0]),),
                 "bytes read a draft step / target step",
                 "acceptance length",
+                _size_ticks(order),
+                log_x=True,
             ),
         ),
         tuple(f"batch {b}" for b in batches),
     )
+
+
+def _sizes(rows: Sequence[dict[str, Any]], batch: int) -> Series:
+    """Acceptance length over the bytes of a draft step; a drafter without weights reads none."""
+    known = [r for r in rows if r["acceptance_length"] is not None]
+    (nothing, _), *_ = _size_ticks(rows)
+    return Series(
+        f"batch {batch}",
+        0,
+        tuple(r["bytes_of_target"] or nothing for r in known),
+        tuple(r["acceptance_length"] for r in known),
+        tuple(
+            f"{r['drafter']}, batch {batch}, K {r['k']}: reads {form.percent(r['bytes_of_target'] or 0.0)} of "
+            f"the target's bytes a step, AL {form.number(r['acceptance_length'])}, speedup {form.number(r['speedup'])}"
+            for r in known
+        ),
+        labels=tuple(r["drafter"] for r in known),
+    )
+
+
+def _size_ticks(rows: Sequence[dict[str, Any]]) -> tuple[tuple[float, str], ...]:
+    """On a logarithmic axis, with a place for drafts that read nothing left of the others."""
+    sizes = [r["bytes_of_target"] for r in rows if r["bytes_of_target"]] or [1.0]
+    steps = [m * 10.0**e for e in range(-6, 3) for m in (1, 2, 5)]
+    low = max((s for s in steps if s <= min(sizes)), default=steps[0])
+    inside = [s for s in steps if low <= s <= max(*sizes, 2 * low)]
+    return ((low / 2, "none"), *((s, f"{s:g}") for s in inside))
 
 
 def _by_position(profiles: Sequence[Profile], drawn: tuple[list[str], str]) -> Figure | None:
@@ -237,8 +251,8 @@ def _waterfall(summary: Summary) -> Figure | None:
     return Figure(
         "waterfall",
         "Where the speedup goes",
-        "From K + 1 tokens a plain step down to the measured speedup, one loss at a time, for the fastest draft of "
-        "each suite; the end of each bar is what is left. Later gains rise again: plain decoding has an overhead too.",
+        "From drafted + 1 tokens a plain step down to the measured speedup, one loss at a time, for the fastest draft "
+        "of each suite; the number at each bar is what is left. Gains may follow: plain decoding has an overhead too.",
         tuple(panels[:_PANELS]),
         (),
     )
@@ -259,6 +273,7 @@ def _losses(title: str, steps: Sequence[tuple[str, float | None]]) -> Panel:
             (f"{name}: {form.number(value)} left",),
             (start,),
             (value,),
+            (form.number(value),),
         )
         for n, ((name, value), start, style) in enumerate(zip(known, starts, styles, strict=True))
     )
@@ -272,16 +287,16 @@ STEPS_SHORT = dict(
 
 
 def _predicted(summary: Summary) -> Figure | None:
-    series = []
+    series: list[Series] = []
     pairs = list(zip(summary.profiles, summary.fit.predictions, strict=True))
-    for style, (name, field) in enumerate((("card", "card"), ("full", "full"), ("full, cell held out", "held_out"))):
+    for name, field in (("card", "card"), ("full", "full"), ("full, cell held out", "held_out")):
         own = [(p, q.measured, getattr(q, field)) for p, q in pairs]
         known = [(p, x, y) for p, x, y in own if x is not None and y is not None]
         if known:
             series.append(
                 Series(
                     name,
-                    style,
+                    len(series),
                     tuple(x for _, x, _ in known),
                     tuple(y for _, _, y in known),
                     tuple(
@@ -298,5 +313,5 @@ def _predicted(summary: Summary) -> Figure | None:
         "Predicted against measured",
         "One point per cell and model. On the line a prediction is right; above it the model promised too much.",
         (Panel("All cells", "points", tuple(series), "measured speedup", "predicted speedup", diagonal=True),),
-        ("card", "full", "full, cell held out"),
+        tuple(s.name for s in series),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,6 +117,8 @@ def _page(summary: Summary, document: dict[str, Any], drawn: dict[str, Drawn], f
         crossovers=_crossovers(summary),
         names=names,
         at=at,
+        command=shlex.join(summary.run.info.command),
+        again=_again(summary),
         style=Markup(style),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -133,6 +136,22 @@ def _grouped(warnings: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any
 def _crossovers(summary: Summary) -> list[str]:
     best = summary.tuning.best_schedule
     return [] if best is None else [f"{best.drafter}: {line}" for line in crossover_lines(summary.tuning, best)]
+
+
+def _again(summary: Summary) -> str | None:
+    """The sweep of a run that cannot tell, with twice the repeats and the prompts, into a folder of its own."""
+    command = [word for word in summary.run.info.command if word != "--resume"]
+    if summary.recommendation.overall.verdict != "CAN'T TELL" or command[1:2] != ["sweep"]:
+        return None
+    for name in {"-o", "--output"}.intersection(command):
+        at = command.index(name)
+        del command[at : at + 2]
+    if "--repeats" not in command:
+        command += ["--repeats", "1"]
+    for n, name in enumerate(command[:-1]):
+        if name in ("--prompts", "--repeats") and command[n + 1].isdecimal():
+            command[n + 1] = str(2 * int(command[n + 1]))
+    return shlex.join(command)
 
 
 def _environment() -> Environment:

@@ -47,6 +47,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "millions": form.millions,
     "speedup": form.speedup,
     "positions": form.positions,
+    "flow": lambda v, source: form.MISSING if v is None else f"{form.size(v)}/s ({source})",
     "reading": lambda v, source: form.percent(v) if v is None or not source else f"{form.percent(v)} ({source})",
 }
 LEFT = frozenset({"text", "texts", "choice", "verdict", "positions"})  # kinds that are no number
@@ -130,7 +131,23 @@ def tables(document: Row) -> dict[str, Table]:
             _bandwidth(document, at),
         ),
         table(
+            "bandwidth_best",
+            "Bytes and readings of the fastest cell of each suite and batch",
+            document,
+            "bandwidth",
+            _bandwidth(document, at),
+            _fastest(document),
+        ),
+        table(
             "memory", "The cell of each draft and batch that needs the most memory", document, "memory", (*at, *_MEMORY)
+        ),
+        table(
+            "memory_best",
+            "Memory of the fastest draft at each batch",
+            document,
+            "memory",
+            (*at, *_MEMORY),
+            _fastest_draft(document),
         ),
         table(
             "regret",
@@ -229,6 +246,21 @@ def _model_tables(document: Row, at: tuple[Column, ...]) -> list[Table]:
     ]
 
 
+def _fastest(document: Row) -> Callable[[Row], bool]:
+    """Whether a row is of the configuration that was fastest at its suite and batch, the answer or not."""
+    best = {(a["suite"], a["batch"], *_config(a["best"])) for a in document["by_suite_and_batch"] if a["best"]}
+    return lambda row: (row["suite"], row["batch"], *_config(row)) in best
+
+
+def _fastest_draft(document: Row) -> Callable[[Row], bool]:
+    best = {(a["batch"], a["best"]["drafter"]) for a in document["by_batch"] if a["best"]}
+    return lambda row: (row["batch"], row["drafter"]) in best
+
+
+def _config(row: Row) -> tuple[Any, ...]:
+    return row["drafter"], row["rule"], row["k"]
+
+
 def _bandwidth(document: Row, at: tuple[Column, ...]) -> tuple[Column, ...]:
     """Readings that some cell has; the page tells the reasons of the others once."""
     rows = document["bandwidth"]
@@ -238,7 +270,10 @@ def _bandwidth(document: Row, at: tuple[Column, ...]) -> tuple[Column, ...]:
         if any(row[name]["value"] is not None for row in rows)
     ]
     others = (
-        ("peak_bytes_per_second", Column("peak per second, by a copy", "peak_bytes_per_second.value", "size")),
+        (
+            "peak_bytes_per_second",
+            Column("peak bandwidth", "peak_bytes_per_second.value peak_bytes_per_second.source", "flow"),
+        ),
         ("power_watts", Column("power, W", "power_watts.value", "rate")),
         ("sm_clock_mhz", Column("SM clock, MHz", "sm_clock_mhz.value", "rate")),
     )
