@@ -57,6 +57,19 @@ def positions(values: Sequence[float | None]) -> str:
     return " ".join(number(v) for v in values) or MISSING
 
 
+def plain(value: object) -> str:
+    """A fact about the machine as people write it."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {plain(own)}" for name, own in value.items())
+    return str(value)
+
+
 def visible(text: str) -> str:
     """Names and messages come from outside: control characters must not reach a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
