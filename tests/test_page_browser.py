@@ -211,6 +211,22 @@ def test_without_script_everything_is_there_and_the_filter_is_not(browser, page)
     assert titles > 24
 
 
+def test_print_has_what_is_folded_away_and_fits_the_paper(browser, page):
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    resize(browser, 740)  # A4 between Chromium's margins, in CSS pixels
+    browser.get(page)
+    wide, rows, buttons = browser.execute_script("""
+        return [document.documentElement.scrollWidth,
+                [...document.querySelectorAll("#cells tbody tr")].filter((r) => r.offsetHeight).length,
+                [...document.querySelectorAll(".command button")].filter((b) => b.offsetParent).length];
+    """)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert wide <= 740
+    assert rows == 2 * 24
+    assert buttons == 0
+
+
 def test_hostile_texts_do_nothing_and_are_shown_as_they_are(browser, hostile):
     browser.get(hostile)
     hit, images, scripts, head = browser.execute_script("""

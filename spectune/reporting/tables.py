@@ -35,7 +35,7 @@ class Table:
 
 KINDS: dict[str, Callable[..., str]] = {
     "text": lambda v: "" if v is None else str(v),
-    "texts": lambda v: "; ".join(map(str, v)),
+    "texts": lambda v: " ".join(map(str, v)),
     "choice": lambda v: "OFF" if v is None else str(Config(v["drafter"], v["rule"], v["k"], v["synthetic"])),
     "verdict": lambda v: "" if v is None else str(v),
     "whole": lambda v: form.MISSING if v is None else str(v),
@@ -70,9 +70,10 @@ def text(column: Column, row: Row) -> str:
 def table(
     name: str, caption: str, document: Row, path: str, columns: Iterable[Column], wanted: Callable[[Row], bool] = bool
 ) -> Table:
-    """The rows of the document's list at `path` that are `wanted`."""
-    rows = enumerate(value(document, path))
-    return Table(name, caption, path, tuple(columns), tuple((n, row) for n, row in rows if wanted(row)))
+    """The rows of the document's list at `path` that are `wanted`; columns of notes only where there is one."""
+    rows = tuple((n, row) for n, row in enumerate(value(document, path)) if wanted(row))
+    kept = tuple(c for c in columns if c.title != "note" or any(value(row, c.fields) for _, row in rows))
+    return Table(name, caption, path, kept, rows)
 
 
 def place(document: Row) -> tuple[Column, ...]:
