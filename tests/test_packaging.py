@@ -155,6 +155,8 @@ def test_the_wheel_carries_kernels_suites_and_templates(tmp_path):
     assert "spectune/workloads/code.jsonl" in names
     assert "spectune/py.typed" in names
     assert any(n.startswith("spectune/reports/report.html") for n in names)
+    parts = ("answer.html", "macros.html", "measured.html", "report.css", "report.js")
+    assert {f"spectune/reports/{part}" for part in parts} <= set(names)
     assert not any(n.startswith("kernels/") for n in names)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from spectune.suites.prompt import Suite
-from spectune.sweeping.cell import CellSpec, Difference, ModelInfo, OverlapCount, PassResult, Sampling
+from spectune.sweeping.cell import CellSpec, Difference, Excerpt, ModelInfo, OverlapCount, PassResult, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +115,11 @@ class KeepsRecordings(Protocol):
 
     def unrecorded(self) -> Sequence[str]:
         """Why computations of the current cell were called and not run from a recording."""
+
+
+@runtime_checkable
+class KeepsText(Protocol):
+    """An engine that can show what a cell wrote."""
+
+    def excerpt(self, requests: Sequence[Request]) -> Excerpt | None:
+        """The first request of the cell's first speculative pass; None without a tokenizer."""
