@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -244,3 +247,40 @@ def test_one_repeat_is_warned_of_when_the_baseline_is_written(spectune, tmp_path
 def test_a_run_without_any_cell_is_no_pass_for_requirements_either(spectune, tmp_path):
     empty = write_run(tmp_path / "empty")
     assert spectune("gate", empty, "--require", "speedup>=1", "--tolerance", "1%")[0] == 3
+
+
+def test_the_gate_starts_within_half_a_second_of_processor_time():
+    """Processor time, since other processes do not count in it; the best of three, since the first fills caches."""
+    spent = []
+    for _ in range(3):
+        before = os.times()
+        subprocess.run([sys.executable, "-m", "spectune", "gate", "--help"], check=True, capture_output=True)
+        after = os.times()
+        spent.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert min(spent) < 0.5
+
+
+def test_neither_a_whole_gate_nor_a_baseline_imports_torch(runs, tmp_path):
+    for arguments in (
+        [
+            "gate",
+            runs["bad"],
+            "--baseline",
+            runs["baseline"],
+            "--require",
+            "tpot_ms.p95<1",
+            "--junit",
+            tmp_path / "j.xml",
+        ],
+        ["baseline", runs["good"], "-o", tmp_path / "b.json"],
+    ):
+        code = (
+            "import sys\n"
+            f"sys.argv = ['spectune', *{[str(a) for a in arguments]!r}]\n"
+            "from spectune.cli import main\n"
+            "try:\n    main()\n"
+            "except SystemExit:\n    pass\n"
+            "print([m for m in ('torch', 'transformers', 'pandas', 'matplotlib') if m in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        assert done.stdout.splitlines()[-1] == "[]"

@@ -25,7 +25,7 @@ from spectune.gating.policy import Policy
 from spectune.gating.snapshot import read_snapshot
 
 TRIALS = 1000
-REPEATS = (3, 5, 8, 16)
+REPEATS = (3, 8, 12, 20)
 PROMPTS = 8
 CELLS = (1, 4)
 LOSS = 0.10

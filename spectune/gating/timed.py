@@ -22,7 +22,7 @@ from spectune.gating.exact import share
 from spectune.gating.metric import METRICS, Metric, exceeds
 from spectune.gating.policy import Limit, Policy
 
-ALPHA = 0.01  # chance that a gate without any change finds a significant loss in a metric
+ALPHA = 0.005  # chance that a gate without any change finds a significant loss in a metric
 POWER = 0.8  # a loss is called detectable if it is found in this share of gates
 BLIND = 3.0  # a gate that cannot see a loss of this many thresholds cannot say PASS
 COMPARED = tuple(m for m in METRICS.values() if m.kind == "timed")
