@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,7 +83,14 @@ def test_the_kernels_folder_is_a_namespace():
 
 @pytest.mark.parametrize(
     "module",
-    ["spectune", "spectune.cli", "spectune.sweeping.cell", "spectune.speedup.run", "spectune.importing.registry"],
+    [
+        "spectune",
+        "spectune.cli",
+        "spectune.sweeping.cell",
+        "spectune.speedup.run",
+        "spectune.importing.registry",
+        "spectune.gating.gate",
+    ],
 )
 def test_light_modules_import_neither_torch_nor_transformers_nor_pandas(module):
     code = (
@@ -105,6 +113,8 @@ def test_light_modules_import_neither_torch_nor_transformers_nor_pandas(module):
                 "fit",
                 "export",
                 "import",
+                "gate",
+                "baseline",
                 "generate",
                 "suites",
                 "probe",
@@ -148,3 +158,10 @@ def test_the_wheel_carries_kernels_suites_and_templates(tmp_path):
     parts = ("answer.html", "macros.html", "measured.html", "report.css", "report.js")
     assert {f"spectune/reports/{part}" for part in parts} <= set(names)
     assert not any(n.startswith("kernels/") for n in names)
+
+
+def test_no_make_target_uses_a_variable_that_is_not_set():
+    text = (ROOT / "Makefile").read_text("utf-8")
+    used = set(re.findall(r"\$\((\w+)\)", text))
+    known = set(re.findall(r"^(?:export )?(\w+) *[:?]?=", text, re.MULTILINE)) | {"CURDIR", "MAKE", "origin", "method"}
+    assert used <= known, used - known

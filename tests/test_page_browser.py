@@ -148,6 +148,8 @@ def test_the_body_never_scrolls_sideways_and_texts_stay_apart(browser, which, re
     browser.execute_script("document.querySelectorAll('details').forEach((d) => (d.open = true));")
     for width in WIDTHS:
         resize(browser, width)
+        # What stands in an opened <details> is laid out with the next frame.
+        browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]));")
         wide, overlaps = browser.execute_script("""
             const boxes = [...document.querySelectorAll("main h2, main p, main li, main figure, main .wide, main form")]
                 .filter((e) => e.offsetParent && !e.closest(".wide *, #filter, figure *"))

@@ -10,9 +10,11 @@ import typer
 
 from spectune import __version__
 from spectune.cli import (
+    baseline,
     doctor,
     export,
     fit,
+    gate,
     generate,
     import_results,
     predict,
@@ -55,6 +57,8 @@ app.command("recommend")(recommend.recommend)
 app.command("report")(report.report)
 app.command("fit")(fit.fit)
 app.command("predict")(predict.predict)
+app.command("baseline")(baseline.baseline)
+app.command("gate")(gate.gate)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
 app.command("import")(import_results.import_results)
@@ -68,7 +72,8 @@ app.command("doctor")(doctor.doctor)
 def main() -> None:
     """Run the command line.
 
-    Exit codes: 0 success, 1 `verify` found a difference, 2 wrong use, 3 cannot judge, 4 failed, 130 interrupted.
+    Exit codes: 0 success, 1 `verify` found a difference or `gate` a regression, 2 wrong use, 3 cannot judge,
+    4 failed, 130 interrupted.
     `SPECTUNE_DEBUG=1` shows the traceback of a known error too.
     """
     try:

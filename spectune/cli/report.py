@@ -7,11 +7,16 @@ from typing import Annotated, Literal
 
 import typer
 
+from spectune.cli import completion
+
 
 def report(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Run directory; the newest below ./runs if left out. Others are compared with the first."),
+        typer.Argument(
+            help="Run directory; the newest below ./runs if left out. Others are compared with the first.",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The page; report.html in the first run if left out.")

@@ -22,9 +22,10 @@ from spectune.decoding.loading import load, pick_device, pick_dtype
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
 from spectune.engines.difference import find_difference
-from spectune.engines.engine import Request, Requests
+from spectune.engines.engine import Request, Requests, RoundTiming
 from spectune.engines.excerpt import to_excerpt
 from spectune.engines.overlap import OverlapCounter
+from spectune.engines.round_times import Blocks, FullWidth, timings
 from spectune.errors import UsageError
 from spectune.suites.prompt import Suite
 from spectune.suites.render import render
@@ -180,6 +181,17 @@ class NativeEngine:
         if mode == "speculative" and self._first is None:
             self._first = run.generations[0]
         return to_pass(run, requests, mode=mode, repeat=repeat, order=order)
+
+    def time_rounds(
+        self, spec: CellSpec, requests: Sequence[Request], ks: Sequence[int], *, drafting: bool
+    ) -> tuple[RoundTiming, ...]:
+        blocks = Blocks(ks)
+        most = (blocks.largest + 1) * len(blocks.order) + 1
+        endless = [replace(r, max_new_tokens=most) for r in requests[: spec.batch]]
+        settings = DecodeSettings(blocks, spec.rule, spec.sampling, graphs=spec.graphs)
+        drafter = self.built(spec.drafter).drafter if drafting else FullWidth()
+        decoder = Decoder(self.loaded.model, drafter, settings, StopRule(frozenset()))
+        return timings(blocks.order, decoder.decode(endless, spec.batch, rounds=len(blocks.order)).trace)
 
     def excerpt(self, requests: Sequence[Request]) -> Excerpt | None:
         if self._first is None or self.loaded.tokenizer is None:

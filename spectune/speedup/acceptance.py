@@ -10,11 +10,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Protocol
 
-from spectune.sweeping.cell import CellResult, RequestResult
+from spectune.sweeping.cell import CellResult, RequestResult, RoundCount
 
 # Drafts are shortened near the token limit, so a mean a little below K is no news.
 _NEARLY = 0.95
+
+
+class Counted(Protocol):
+    """A request as far as its tokens and rounds are concerned."""
+
+    @property
+    def output_tokens(self) -> int: ...
+
+    @property
+    def rounds(self) -> Sequence[RoundCount]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,7 @@ class Acceptance:
         return self.drafted_per_round is not None and self.drafted_per_round < _NEARLY * self.k
 
 
-def acceptance(k: int, requests: Sequence[RequestResult]) -> Acceptance:
+def acceptance(k: int, requests: Sequence[Counted]) -> Acceptance:
     """Pool the rounds of `requests`, which were decoded speculatively with `k` tokens asked for per round."""
     counts: Counter[tuple[int, int]] = Counter()
     for r in requests:
@@ -86,7 +97,7 @@ def speculative_requests(cell: CellResult) -> list[RequestResult]:
     return [r for p in cell.passes if p.mode == "speculative" for r in p.requests]
 
 
-def request_acceptance_length(request: RequestResult) -> float | None:
+def request_acceptance_length(request: Counted) -> float | None:
     """1 + accepted / rounds of one request, or None where it had no round."""
     rounds, accepted = rounds_and_accepted(request)
     return 1 + accepted / rounds if rounds else None
@@ -104,7 +115,7 @@ def miscounted(request: RequestResult) -> str | None:
     return f"{request.id} has {request.output_tokens} tokens after {rounds} rounds with {accepted} accepted"
 
 
-def rounds_and_accepted(request: RequestResult) -> tuple[int, int]:
+def rounds_and_accepted(request: Counted) -> tuple[int, int]:
     rounds = accepted = 0
     for c in request.rounds:
         rounds += c.count

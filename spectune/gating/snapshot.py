@@ -1,0 +1,125 @@
+"""From a run directory to what a gate compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from spectune import __version__
+from spectune.errors import UsageError
+from spectune.gating.baseline import Baseline, Cell, Failure, PassTimes, RequestCounts, Times
+from spectune.importing.record import is_imported
+from spectune.speedup.profile import profile
+from spectune.speedup.run import Run, load_run
+from spectune.speedup.timing import has_full_rounds, tokens_and_seconds, tpot
+from spectune.sweeping.cell import CellResult, RequestResult
+
+_HARDWARE = ("os", "machine", "wsl", "cpu", "cpu_flags", "physical_cores", "usable_cores", "torch_threads")
+_GPU = ("name", "memory_bytes", "power_limit_watts", "mig")
+_SOFTWARE = ("python", "torch", "transformers", "triton", "cuda")
+
+
+def read_snapshot(path: Path, *, exact_only: bool = False) -> Baseline:
+    """The snapshot of a run directory; `exact_only` leaves the times out. Raises what `load_run` raises."""
+    if is_imported(path):
+        raise UsageError(f"{path} holds results of other tools, without seeds and requests", "gate a run of `sweep`")
+    return snapshot(load_run(path, allow_empty=True), exact_only=exact_only)
+
+
+def snapshot(run: Run, *, exact_only: bool = False) -> Baseline:
+    done = {c.key for c in run.cells} | {f.key for f in run.failed}
+    return Baseline(
+        run=run.info.name,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        spectune_version=__version__,
+        hardware=hardware(run.info.environment),
+        software=software(run.info.environment),
+        cells=tuple(_cell(c, exact_only) for c in run.cells),
+        failures=tuple(Failure(spec=f.spec, reason=f.reason, message=f.message) for f in run.failed),
+        unfinished=tuple(spec for spec in run.info.plan if spec.key not in done),
+    )
+
+
+def hardware(environment: Mapping[str, object]) -> dict[str, object]:
+    """What times depend on and code does not touch. Library versions are not in it: a gate may be about them."""
+    facts = {key: environment.get(key) for key in _HARDWARE}
+    kind, _, index = str(environment.get("device")).partition(":")
+    facts["device"] = kind
+    gpus = environment.get("gpus")
+    if kind == "cuda" and isinstance(gpus, list):
+        used = gpus[int(index or 0) : int(index or 0) + 1]
+        facts["gpu"] = [{key: gpu.get(key) for key in _GPU} for gpu in used]
+    return facts
+
+
+def software(environment: Mapping[str, object]) -> dict[str, object]:
+    facts = {key: environment.get(key) for key in _SOFTWARE}
+    gpus = environment.get("gpus")
+    facts["driver"] = gpus[0].get("driver") if isinstance(gpus, list) and gpus else None
+    return facts
+
+
+def _cell(cell: CellResult, exact_only: bool) -> Cell:
+    speculative, plain = _repeats(cell, "speculative"), _repeats(cell, "plain")
+    counts = [_counts(requests) for requests in speculative]
+    times = None
+    if not exact_only:
+        full, ids = has_full_rounds(cell), [r.id for r in counts[0]]
+        times = Times(
+            plain=tuple(_times(requests, ids, full) for requests in plain),
+            speculative=tuple(_times(requests, ids, full) for requests in speculative),
+        )
+    return Cell(
+        spec=cell.spec,
+        output_check=cell.output_check.verdict if cell.output_check else None,
+        repeatable=all(c == counts[0] for c in counts),
+        no_speed=profile(cell).excluded,
+        target_forwards=sum(
+            p.target_forwards for p in cell.passes if p.mode == "speculative" and p.repeat % cell.spec.repeats == 0
+        ),
+        requests=counts[0],
+        times=times,
+    )
+
+
+def _repeats(cell: CellResult, mode: str) -> list[list[RequestResult]]:
+    """The requests of every repeat. A cell that took more prompts as it went has passes over each portion of them."""
+    found: list[list[RequestResult]] = [[] for _ in range(cell.spec.repeats)]
+    for done in sorted(cell.passes, key=lambda p: p.repeat):
+        if done.mode == mode:
+            found[done.repeat % cell.spec.repeats] += done.requests
+    return found
+
+
+def _counts(requests: list[RequestResult]) -> tuple[RequestCounts, ...]:
+    """By id, since batches may finish in another order."""
+    return tuple(
+        RequestCounts(
+            id=r.id,
+            prompt=r.prompt_id,
+            output_digest=r.output_digest,
+            output_tokens=r.output_tokens,
+            counts=tuple(sorted((c.drafted, c.accepted, c.count) for c in r.rounds)),
+        )
+        for r in sorted(requests, key=lambda r: r.id)
+    )
+
+
+def _times(own: list[RequestResult], ids: list[str], full: bool) -> PassTimes:
+    requests = {r.id: r for r in own}
+    if sorted(requests) != ids:
+        raise UsageError("the passes of a cell decoded different requests", "sweep the cell again")
+    rates = [tokens_and_seconds(requests[i], full=full) for i in ids]
+    per_token = [tpot(requests[i]) for i in ids]
+    return PassTimes(
+        tokens=tuple(tokens for tokens, _ in rates),
+        seconds=tuple(_rounded(seconds) for _, seconds in rates),
+        ttft_seconds=tuple(_rounded(requests[i].ttft_seconds) for i in ids),
+        tpot_seconds=tuple(None if t is None else _rounded(t) for t in per_token),
+    )
+
+
+def _rounded(seconds: float) -> float:
+    """Six digits: far below any scatter, and the file stays small."""
+    return float(f"{seconds:.6g}")

@@ -1,0 +1,38 @@
+"""The outcome on a terminal: at most 80 columns, plain where there is no terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spectune.gating.check import Outcome
+from spectune.gating.table import headline, rows, short_numbers
+from spectune.reporting.format import visible
+from spectune.reporting.grid import cell, grid
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_COLOURS = {"PASS": "green", "REGRESSION": "red", "RUN FAILED": "red", "CANNOT JUDGE": "yellow"}
+
+
+def print_outcome(outcome: Outcome, console: Console) -> None:
+    """The verdict, a row per cell, everything that did not pass, and the notes."""
+    from rich.text import Text
+
+    def line(text: str, style: str = "") -> None:
+        console.print(Text(visible(text), style=style), soft_wrap=True)
+
+    line(headline(outcome), f"bold {_COLOURS[outcome.verdict]}")
+    columns = ("suite", "batch", "draft", "K", "AL", "speedup", "verdict")
+    table = grid("", columns, left=("suite", "draft", "verdict"))
+    for row in rows(outcome):
+        suite, drafter, _, k, batch = row.place
+        texts = (suite, str(batch), drafter, str(k), short_numbers(row.acceptance), short_numbers(row.speedup))
+        table.add_row(*map(cell, texts), Text(row.verdict, style=_COLOURS[row.verdict]))
+    if table.row_count:
+        console.print(table)
+    for check in outcome.troubles:
+        level = "" if check.level == "error" else "warning: "
+        line(f"{level}{check.verdict}: {check.where}: {check.what}: {check.message}", _COLOURS[check.verdict])
+    for note in outcome.notes:
+        line(f"note: {note}")
