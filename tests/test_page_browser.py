@@ -219,7 +219,7 @@ def test_print_has_what_is_folded_away_and_fits_the_paper(browser, page):
     browser.get(page)
     wide, rows, buttons = browser.execute_script("""
         return [document.documentElement.scrollWidth,
-                [...document.querySelectorAll("#cells tbody tr")].filter((r) => r.offsetHeight).length,
+                [...document.querySelectorAll("#cells tbody tr")].filter((r) => r.checkVisibility()).length,
                 [...document.querySelectorAll(".command button")].filter((b) => b.offsetParent).length];
     """)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -75,7 +75,8 @@ def test_the_page_is_one_file_that_loads_nothing(run):
 
 
 def test_the_answer_comes_first_and_everything_else_is_there(run):
-    text = page_of(run).text
+    page = page_of(run)
+    text = page.text
     parts = (
         "The answer",
         "Speedup by K and by batch",
@@ -94,6 +95,7 @@ def test_the_answer_comes_first_and_everything_else_is_there(run):
     )
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
+    assert page.tags.count("figure") == page.tags.count("figcaption") == 6
     assert "oom: no memory left" in text
     assert "a processor" in text
 
@@ -108,6 +110,8 @@ def test_the_page_shows_the_numbers_of_the_json(run):
         assert f"{row['speedup']:.2f} ({row['speedup_low']:.2f} to {row['speedup_high']:.2f})" in text
         assert f"{row['acceptance_length']:.2f}" in text
         assert f"{row['speculative_tokens_per_second']:.1f}" in text
+    card = f"{found['value']:.2f}× plain decoding, 95 % interval {found['low']:.2f} to {found['high']:.2f}"
+    assert card in text
     for reason in document["overall"]["why"]:
         assert reason in text
 

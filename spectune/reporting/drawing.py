@@ -313,7 +313,8 @@ def _tag(tag: str, prefix: str) -> str:
     """A tag without what is not needed, and with the page's inks. Texts between tags stay as they are."""
     tag = re.sub(r' id="(?![mp][0-9a-f]{6,}")[^"]*"', "", tag)
     tag = re.sub(r"\d+\.\d{2,}", lambda m: f"{float(m[0]):.1f}".rstrip("0").rstrip("."), tag)
-    tag = re.sub(r"font: [^;\"]*;? ?|stroke-linecap: square;? ?|stroke-linejoin: \w+;? ?", "", tag)
+    tag = re.sub(r' transform="rotate\(-?0 [^"]*"', "", tag)
+    tag = re.sub(r"font-family: [^;\"]*;? ?|stroke-linecap: square;? ?|stroke-linejoin: \w+;? ?", "", tag)
     tag = re.sub(r"\s+", " ", tag).replace(' style=""', "")
     tag = tag.replace(' id="', f' id="{prefix}-').replace('xlink:href="#', f'href="#{prefix}-')
     for n, colour in enumerate(COLOURS):
