@@ -96,6 +96,16 @@ def test_the_rows_of_the_cells_are_all_of_the_json(run):
     assert [n for n, _ in first["rows"]] == list(range(13))
 
 
+def test_bandwidth_is_first_shown_of_the_fastest_cell_of_each_suite_and_batch(run):
+    summary = summarise(run)
+    document = report_document(summary)
+    first, every = [t for t in Tables(render(summary, document)).tables if t["path"] == "bandwidth"]
+    shown = [document["bandwidth"][n] for n, _ in first["rows"]]
+    best = {(a["batch"], a["best"]["drafter"], a["best"]["k"]) for a in document["by_suite_and_batch"] if a["best"]}
+    assert {(row["batch"], row["drafter"], row["k"]) for row in shown} == best
+    assert len(shown) == len(best) < len(every["rows"]) == 13
+
+
 def test_two_runs_show_their_pairs_and_the_cells_without_a_partner(run, other):
     summary = summarise(run)
     text = render(summary, report_document(summary, [summarise(other)]))
