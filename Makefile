@@ -7,7 +7,7 @@ JOBS ?= 2
 # The demo model is converted once; keep the copy beside the environment.
 export SPECTUNE_CACHE ?= $(abspath $(VENV))/cache
 
-.PHONY: help demo gate gate-baseline gate-run methods grid reference test test-floor lossless bench gpu lint clean
+.PHONY: help demo gate gate-baseline gate-run methods grid reference verify test test-floor test-graphs lossless bench gpu lint clean
 
 help:
 	@echo "make demo      install, sweep SmolLM2-135M on code, math and creative, recommend, write a report"
@@ -71,6 +71,12 @@ grid: $(VENV)/demo
 # What the formulas say about published figures.
 reference: $(VENV)/base
 	$(BIN)/python -m spectune.reporting.reference tests/data/reference --output reports/reference-figures.md
+
+METHODS := ngram tree:ngram smollm2-1l smollm2-4l tree:smollm2-4l sequoia:smollm2-4l specinfer:smollm2-4l \
+  staged:ngram>smollm2-4l staged:smollm2-1l>smollm2-4l eagle:demo eagle2:demo eagle3:demo tree:eagle3:demo \
+  staged:ngram>eagle3:demo medusa:demo tree:medusa:demo blockwise:demo tree:blockwise:demo early-exit:20 \
+  early-exit:demo layer-skip:12-15 layer-skip:demo
+AUDIT = $(BIN)/spectune verify $(foreach method,$(METHODS),--draft '$(method)') --batch 1,4
 
 verify: $(VENV)/demo
 	$(AUDIT) --dtype float32 --limit 3 --max-new-tokens 16

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from spectune.engines.engine import Request, Requests
+from spectune.engines.engine import Request, Requests, RoundTiming
 from spectune.errors import UsageError
 from spectune.suites.prompt import Suite
 from spectune.sweeping.cell import (
@@ -137,6 +137,15 @@ class FakeEngine:
                 **zero,
             ),
         )
+
+    def time_rounds(
+        self, spec: CellSpec, requests: Sequence[Request], ks: Sequence[int], *, drafting: bool
+    ) -> tuple[RoundTiming, ...]:
+        self.log.append(("time_rounds", spec.key))
+        error = self.failures(spec)
+        if error is not None:
+            raise error
+        return tuple(RoundTiming(k, 6, 0.0, ROUND_SECONDS, 0.0) for k in ks)
 
     def difference(self, spec: CellSpec, request: Request, outputs: tuple[str, str]) -> Difference:
         return Difference(id=request.id, position=1, gap=self.gap, noise=0.1, is_tie=self.gap < 0.2)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 
 import pytest
 from fake_engine import FakeEngine
 from synthetic_run import cell, spec
 from test_sweep_session import environment, options  # noqa: F401  (fixtures)
 
-from spectune.sweeping import fast_sweep
+from spectune.engines.engine import Request
+from spectune.sweeping import fast_plan, fast_sweep
 from spectune.sweeping.cell import RoundCount
 from spectune.sweeping.fast_plan import (
     Probe,
@@ -20,6 +22,7 @@ from spectune.sweeping.fast_plan import (
     predict,
     prediction_errors,
     probe_places,
+    probed_ks,
     survey,
 )
 from spectune.sweeping.session import run
@@ -65,11 +68,32 @@ def surveyed(grid=GRID, rounds: int = 100_000):
     return cells
 
 
+def probe(drafter, batch, k, seconds, suite="code", drafting=0.0):
+    """A round of `seconds`, `drafting` of them the drafter's."""
+    return Probe(
+        drafter=drafter,
+        suite=suite,
+        batch=batch,
+        k=k,
+        rounds=6,
+        draft_seconds=drafting,
+        verify_seconds=seconds - drafting,
+        overhead_seconds=0.0,
+        cost_seconds=0.1,
+    )
+
+
+def verification(batch: int, k: int) -> float:
+    return step(batch) * (1 + 0.01 * batch * k)
+
+
 def probes(grid=GRID, noise=lambda: 1.0):
-    found = [Probe(drafter=None, batch=b, k=0, round_seconds=step(b) * noise(), rounds=20) for b in BATCHES]
-    for s in probe_places(grid):
-        seconds = round_seconds(s.drafter, s.batch, s.k) * noise()
-        found.append(Probe(drafter=s.drafter, batch=s.batch, k=s.k, round_seconds=seconds, rounds=20))
+    found = []
+    for place in probe_places(grid):
+        for k in probed_ks(grid):
+            batch, suite, name = place.spec.batch, place.spec.suite, place.drafter
+            own = 0.0 if name is None else step(batch) * COSTS[name] * k
+            found.append(probe(name, batch, k, (verification(batch, k) + own) * noise(), suite, own))
     return found
 
 
@@ -173,9 +197,9 @@ def test_an_interrupted_fast_sweep_goes_on_without_timing_again(tmp_path, option
     calls = []
     original = fast_sweep._probe
 
-    def counting(engine, where, requests, *, plain):
-        calls.append(where.key)
-        return original(engine, where, requests, plain=plain)
+    def counting(sweep, place, ks):
+        calls.append(place)
+        return original(sweep, place, ks)
 
     monkeypatch.setattr(fast_sweep, "_probe", counting)
     with monkeypatch.context() as patch:
@@ -205,27 +229,60 @@ def test_the_loop_at_rest_is_surveyed_nowhere_and_measured_for_the_best_draft_of
     trees = tuple(spec(drafter="tree:ngram", k=k, batch=b) for k in (0, 4, 8) for b in range(1, 20))
     assert {s.k for s in survey(grid, 40)} == {8}
     assert {s.k for s in survey(trees, 40)} == {4, 8}
-    assert {s.k for s in probe_places(grid)} == {0, 1, 5, 8}
     assert survey([s for s in grid if s.k == 0], 40) == ()
     assert not is_worth_it(grid, 0)
-    probes = [Probe(drafter=None, batch=b, k=0, round_seconds=step(b), rounds=9) for b in BATCHES]
-    probes += [
-        Probe(
-            drafter=s.drafter,
-            batch=s.batch,
-            k=s.k,
-            round_seconds=1.1 * round_seconds(s.drafter, s.batch, s.k),
-            rounds=9,
-        )
-        for s in probe_places(grid)
-    ]
-    predictions = predict(grid, surveyed(grid), probes)
+    assert probed_ks(grid) == probed_ks(GRID) == (0, 1, 3, 5, 6, 8)
+    predictions = predict(grid, surveyed(grid), probes(grid))
     for s in grid:
         if s.k == 0:
-            assert predictions[s.key].speedup == pytest.approx(1 / 1.1)
+            assert predictions[s.key].speedup == pytest.approx(1.0)
             assert predictions[s.key].acceptance_length == 1
     chosen = choose(grid, predictions, {s.key for s in survey(grid, 40)}).promising
     for place in {(s.suite, s.batch) for s in grid}:
         here = [s for s in grid if (s.suite, s.batch) == place]
         best = max(here, key=lambda s: predictions[s.key].speedup)
         assert [s.drafter for s in chosen if (s.suite, s.batch) == place and s.k == 0] == [best.drafter]
+
+
+def test_drafts_of_changing_length_are_costed_by_how_long_they_are():
+    """Prompt lookup offers nothing in most rounds: they cost a plain step, the others a full verification."""
+    grid = tuple(spec(drafter="ngram", batch=b, k=k) for b in (1, 4) for k in (4, 8))
+    counts = (
+        RoundCount(drafted=0, accepted=0, count=80),
+        RoundCount(drafted=8, accepted=0, count=10),
+        RoundCount(drafted=8, accepted=8, count=10),
+    )
+    survey_cell = cell(drafter="ngram", batch=1, k=8, rounds=counts)
+    times = [probe(None, b, k, (1.0 if b == 1 else 2.0) + k / 2) for b in (1, 4) for k in (0, 4, 8)]
+    times += [probe("ngram", b, k, 0.25, drafting=0.25) for b in (1, 4) for k in (0, 4, 8)]
+    costs = fast_plan.Costs(times)
+    known = Counter({(c.drafted, c.accepted): c.count for c in counts})
+    assert costs.round_seconds(grid[1], known) == pytest.approx(0.25 + 0.8 * 1.0 + 0.2 * 5.0)
+    # Of four rows one drafts in 1 - 0.8**4 of the rounds, and all are as wide as it.
+    assert costs.round_seconds(grid[3], known) == pytest.approx(0.25 + 0.8**4 * 2.0 + (1 - 0.8**4) * 6.0)
+    # At K = 4 the ten long runs take 9/5 rounds each.
+    wide = (10 + 18) / (80 + 10 + 18)
+    assert costs.round_seconds(grid[0], known) == pytest.approx(0.25 + (1 - wide) * 1.0 + wide * 3.0)
+    found = predict(grid, [survey_cell], times)
+    assert found[grid[1].key].acceptance_length == pytest.approx(180 / 100)
+    assert found[grid[1].key].speedup == pytest.approx(1.8 * 1.0 / 2.05)
+
+
+def test_trees_are_costed_as_probed_and_elsewhere_as_much_more_as_a_chain():
+    there, here = (spec(drafter="tree:good", suite=s, k=4) for s in ("code", "math"))
+    times = [
+        probe(None, 1, 4, 3.0, "code"),
+        probe(None, 1, 4, 3.5, "math"),
+        probe("tree:good", 1, 4, 5.0, drafting=1.0),
+    ]
+    costs = fast_plan.Costs(times)
+    assert costs.round_seconds(there, Counter()) == pytest.approx(5.0)
+    assert costs.round_seconds(here, Counter()) == pytest.approx(5.5)
+    assert costs.round_seconds(spec(drafter="tree:good", suite="other", k=4), Counter()) is None
+
+
+def test_probed_prompts_are_spread_over_the_lengths():
+    requests = [Request(f"p{n}", tuple(range(1, n + 2)), 8, 0) for n in (9, 1, 5, 3, 7, 8)]
+    assert [len(r.token_ids) - 1 for r in fast_sweep._typical(requests, 1)] == [7]
+    assert [len(r.token_ids) - 1 for r in fast_sweep._typical(requests, 3)] == [3, 7, 9]
+    assert len(fast_sweep._typical(requests[:2], 4)) == 4

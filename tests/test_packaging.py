@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -154,4 +155,13 @@ def test_the_wheel_carries_kernels_suites_and_templates(tmp_path):
     assert "spectune/workloads/code.jsonl" in names
     assert "spectune/py.typed" in names
     assert any(n.startswith("spectune/reports/report.html") for n in names)
+    parts = ("answer.html", "macros.html", "measured.html", "report.css", "report.js")
+    assert {f"spectune/reports/{part}" for part in parts} <= set(names)
     assert not any(n.startswith("kernels/") for n in names)
+
+
+def test_no_make_target_uses_a_variable_that_is_not_set():
+    text = (ROOT / "Makefile").read_text("utf-8")
+    used = set(re.findall(r"\$\((\w+)\)", text))
+    known = set(re.findall(r"^(?:export )?(\w+) *[:?]?=", text, re.MULTILINE)) | {"CURDIR", "MAKE", "origin", "method"}
+    assert used <= known, used - known

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from synthetic_run import cell, write_run
+from test_fast_plan import probe
 
 from spectune.errors import UsageError
 from spectune.reporting.plan_check import check, page
 from spectune.speedup.run import load_run
-from spectune.sweeping.fast_plan import Prediction, Probe
+from spectune.sweeping.fast_plan import Prediction
 from spectune.sweeping.fast_sweep import FastRecord
 
 END = "2026-01-01T00:00:10+00:00"  # ten seconds after the beginning
@@ -33,7 +34,7 @@ def runs(tmp_path, kept, factor: float = 1.0):
 def test_a_choice_is_worth_what_the_grid_measured_there_and_off_is_a_choice(tmp_path):
     fast, full = runs(tmp_path, {(1, 8), (4, 8)})
     predictions = tuple(Prediction(key=c.key, acceptance_length=2.0, speedup=1.1) for c in full.cells)
-    probes = (Probe(drafter=None, batch=1, k=0, round_seconds=0.01, rounds=9, cost_seconds=5.0),)
+    probes = (probe(None, 1, 0, 0.01).model_copy(update={"cost_seconds": 5.0}),)
     found = check(fast, full, FastRecord(grid_cells=6, probes=probes, predictions=predictions))
     one, four = found.choices
     assert (one.chosen.k, one.best.k) == (8, 4)

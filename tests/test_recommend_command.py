@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -32,20 +33,64 @@ def test_the_terminal_prints_the_numbers_of_the_json(spectune, run):
     assert f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})" in shown
 
 
-@pytest.mark.parametrize("command", ["recommend", "fit"])
+@pytest.mark.parametrize("command", [["recommend"], ["recommend", "--all"], ["fit"]])
 def test_tables_fit_80_columns_without_colours_where_there_is_no_terminal(spectune, tmp_path, command):
     name = "organisation/a-model-with-a-rather-long-name-0.5B-instruct"
     run = write_run(tmp_path / "long", [cell(k=k, batch=b, drafter=name) for k in (2, 16) for b in (1, 64)])
-    _, out, _ = spectune(command, run)
+    _, out, _ = spectune(*command, run)
     assert "\x1b" not in out
     rows = [line for line in out.splitlines() if line.count("  ") > 3]
     assert rows
     assert max(map(len, rows)) <= 80
 
 
+def test_the_answer_comes_first_and_the_next_commands_last(spectune, run):
+    _, out, _ = spectune("recommend", run)
+    lines = out.splitlines()
+    assert lines[1] == "draft, K 1  [FASTER]"
+    commands = [line.split("#")[0].split() for line in lines[lines.index("next") + 1 :]]
+    assert commands == [
+        ["spectune", "recommend", str(run), "--for", "vllm"],
+        ["spectune", "recommend", str(run), "--all"],
+        ["spectune", "report", str(run)],
+    ]
+    for words in commands:
+        assert spectune(*words[1:])[0] == 0
+
+
+def test_every_suite_and_batch_has_a_row_with_bars_in_proportion(spectune, tmp_path):
+    run = write_run(tmp_path / "bars", [cell(batch=b, speedup=s) for b, s in {1: 2.0, 4: 1.0, 16: 0.5}.items()])
+    _, out, _ = spectune("recommend", run)
+    rows = {line.split()[1]: line for line in out.splitlines() if line.startswith(" code")}
+    speedups = [rows[b].split(")  ")[-1] for b in ("1", "4", "16")]
+    assert [bar.split()[0] for bar in speedups] == ["██████", "███", "█▌"]
+    assert all(row.rstrip().endswith("3.00 ████") for row in rows.values())  # every cell accepts alike
+    assert "draft, K 4" in rows["1"]
+    assert "OFF (SLOWER)" in rows["16"]
+
+
+def test_bars_are_ascii_where_the_encoding_has_no_blocks(run):
+    code = "import sys; from spectune.cli import main; sys.argv[:] = ['spectune', *sys.argv[1:]]; main()"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "recommend", run], capture_output=True, check=True, env=environment
+    )
+    rows = [line for line in done.stdout.decode("ascii").splitlines() if re.match(r"[| ]*code\b", line)]
+    assert len(rows) == 2
+    assert all("######" in row for row in rows)
+
+
+def test_no_color_takes_the_colours_from_a_terminal(spectune, run, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[32m" in spectune("recommend", run)[1]  # FASTER is green
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", spectune("recommend", run)[1])
+
+
 def test_off_is_an_answer_and_exits_with_0(spectune, tmp_path):
     run = write_run(tmp_path / "slow", [cell(speedup=0.8)])
-    code, out, _ = spectune("recommend", run)
+    code, out, _ = spectune("recommend", run, "--all")
     assert code == 0
     assert "OFF: decode without speculation" in out
     assert "SLOWER" in out
@@ -70,9 +115,12 @@ def test_asking_for_an_engine_prints_the_choice_and_its_settings_alone(spectune,
 
 def test_schedule_regret_and_pareto_set_are_printed_and_in_the_json(spectune, tmp_path):
     run = write_run(tmp_path / "falls", [cell(batch=b, speedup=s) for b, s in {1: 2.0, 4: 1.2, 16: 0.6}.items()])
+    short = ("K by batch: draft", "stops paying at batch", "batch-too-large")
+    long = ("regret: the oracle", "Pareto set, tokens/s", "by batch  ", "\nsettings\n")
     _, out, _ = spectune("recommend", run)
-    for part in ("K by batch: draft", "stops paying at batch", "regret", "Pareto set", "batch-too-large"):
-        assert part in out
+    assert [part in out for part in (*short, *long)] == [True] * 3 + [False] * 4
+    _, out, _ = spectune("recommend", run, "--all")
+    assert [part in out for part in (*short, *long)] == [True] * 7
     document = strict_json(spectune("recommend", run, "--json")[1])
     assert [row["k"] for row in document["best_schedule"]["rows"]] == [4, 4, 0]
     assert 4 < document["best_schedule"]["crossover"]["value"] < 16
@@ -82,7 +130,7 @@ def test_schedule_regret_and_pareto_set_are_printed_and_in_the_json(spectune, tm
 
 def test_an_objective_leads_the_answer_and_its_settings(spectune, tmp_path):
     run = write_run(tmp_path / "two", [cell(batch=1, k=8, speedup=2.0), cell(batch=8, k=8, speedup=0.7)])
-    code, out, _ = spectune("recommend", run, "--objective", "latency")
+    code, out, _ = spectune("recommend", run, "--objective", "latency", "--all")
     assert code == 0
     assert "objective latency" in out
     assert "draft, K 8 at batch 1  [FASTER]" in out
@@ -128,6 +176,9 @@ def test_a_batch_with_a_better_configuration_has_its_own_settings(spectune, tmp_
 def test_a_warning_of_many_cells_is_printed_once(spectune, tmp_path):
     run = write_run(tmp_path / "w", [cell(k=k, warnings=(f"unstable: {k}0%; repeat",)) for k in (1, 2, 4)])
     _, out, _ = spectune("recommend", run)
+    assert out.count("unstable") == 1
+    assert "warnings (cells of 3): unstable (3), " in out
+    _, out, _ = spectune("recommend", run, "--all")
     assert out.count("unstable") == 1
     assert "warning in 3 of 3 cells: unstable: for instance, 10%; repeat" in out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -188,6 +189,16 @@ def test_the_predicted_k_falls_with_the_batch_and_is_that_of_the_cost_model():
         assert p.optimum.speedup == pytest.approx(speedup(p.optimum.k, p.batch), rel=0.02)
         assert p.optimum.k in p.optimum.flat
     assert planned[0].optimum.k > planned[-1].optimum.k
+
+
+def test_no_k_is_predicted_beyond_twice_the_widest_forward_even_where_that_is_narrower_than_k():
+    profiles = surfaced()
+    surfaces = run_surfaces(profiles)
+    best = surfaces.target.best
+    narrow = replace(best, ranges=(best.ranges[0], (1.0, 1.9), best.ranges[2]))  # q = 3.8 at most, so K = 2
+    held = replace(surfaces, target=replace(surfaces.target, best=narrow))
+    (planned, *_) = [planned_k(c, held, profiles) for c in fit(profiles).curves]
+    assert planned.optimum.k == 2
 
 
 def test_without_an_identifiable_part_no_k_is_predicted_and_the_reason_is_given():

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from spectune.cli.arguments import RunArgument
+
 
 def export(
-    run: Annotated[Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")] = None,
+    run: RunArgument = None,
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="The table: NAME.csv, NAME.parquet or NAME.json.")],
 ) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from spectune.cli.arguments import RunArgument
+
 
 def fit(
-    run: Annotated[Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")] = None,
+    run: RunArgument = None,
     precision: Annotated[
         str | None,
         typer.Option(help="Say how many prompts make each acceptance length this precise, for instance 2%."),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spectune.cli.completion import drafters
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -21,7 +23,10 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     target: Annotated[str, typer.Option(help="Model folder, hub id, or smollm2 (the demo model).")] = "smollm2",
     draft: Annotated[
-        str, typer.Option(help="ngram, early-exit:N, layer-skip:A-B, a model folder or hub id, or none.")
+        str,
+        typer.Option(
+            help="ngram, early-exit:N, layer-skip:A-B, a model folder or hub id, or none.", autocompletion=drafters
+        ),
     ] = "ngram",
     k: Annotated[int, typer.Option("--k", min=0, max=4096, help="Tokens drafted per round.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest output.")] = 128,

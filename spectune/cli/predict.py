@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from spectune.cli.arguments import RunArgument
+from spectune.cli.completion import drafters
 from spectune.errors import UsageError
 
 
 def predict(
-    run: Annotated[Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")] = None,
+    run: RunArgument = None,
     k: Annotated[str, typer.Option("--k", help="Numbers of drafted tokens, as 1-12 or 2,4,8.")] = "1-12",
     batch: Annotated[str, typer.Option(help="Batch sizes, as 1-256 or 1,8,64.")] = "1,2,4,8,16,32,64,128,256",
     gpu: Annotated[
         str | None,
         typer.Option(help="A GPU of the device table, as h100, a100-80gb, l4; where the run was measured if left out."),
     ] = None,
-    draft: Annotated[list[str] | None, typer.Option("--draft", help="Only this drafter; repeatable.")] = None,
+    draft: Annotated[
+        list[str] | None, typer.Option("--draft", help="Only this drafter; repeatable.", autocompletion=drafters)
+    ] = None,
     context: Annotated[
         float | None, typer.Option(min=1, help="Cached tokens per row; each suite's own mean if left out.")
     ] = None,

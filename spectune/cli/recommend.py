@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from spectune.cli.arguments import RunArgument
+from spectune.cli.completion import engines
 from spectune.errors import UsageError
 
 
 def recommend(
-    run: Annotated[Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")] = None,
+    run: RunArgument = None,
     engine: Annotated[
         str | None,
-        typer.Option("--for", help="Settings for one engine: vllm, sglang, tensorrt-llm, llama.cpp, transformers."),
+        typer.Option(
+            "--for",
+            help="Settings for one engine: vllm, sglang, tensorrt-llm, llama.cpp, transformers.",
+            autocompletion=engines,
+        ),
     ] = None,
     objective: Annotated[
         str | None,
@@ -26,12 +31,18 @@ def recommend(
     mix: Annotated[
         str | None, typer.Option(help="Each suite's share of your tokens, as code=0.5,chat=0.5; all alike if left out.")
     ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Also regret, the Pareto set, all advice and warnings, and the settings of all engines."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Say which drafter, rule and K to use at each batch, or that speculation does not pay, and why.
 
-    Measured speeds decide, with a 95 % interval. K by batch, where speculation stops paying, what one static K
-    loses, the Pareto set and advice follow. With --for only the choice and its settings are printed.
+    Measured speeds decide, with a 95 % interval. K by batch, where speculation stops paying, advice and the next
+    commands follow. With --for only the choice and its settings are printed.
     The answer is also written to recommendation.json in the run. The exit code is 0 for every
     answer, OFF included, and 3 where no cell has finished.
 
@@ -62,4 +73,7 @@ def recommend(
         return
     from spectune.reporting.terminal import print_recommendation, print_settings
 
-    (print_recommendation if wanted is None else print_settings)(summary)
+    if wanted is None:
+        print_recommendation(summary, everything=everything)
+    else:
+        print_settings(summary)

@@ -1,34 +1,55 @@
-"""`spectune report`: the HTML page of a run."""
+"""`spectune report`: the HTML page of a run, or of several against each other."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from spectune.cli import completion
+
 
 def report(
-    run: Annotated[Path | None, typer.Argument(help="Run directory; the newest below ./runs if left out.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page; report.html in the run if left out.")
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Run directory; the newest below ./runs if left out. Others are compared with the first.",
+            autocompletion=completion.runs,
+        ),
     ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page; report.html in the first run if left out.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", metavar="DIR", help="Also write each figure of the first run there.")
+    ] = None,
+    file_format: Annotated[
+        Literal["svg", "png"], typer.Option("--format", help="Of the files that --figures writes.")
+    ] = "svg",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the numbers of the page as JSON and nothing else.")
     ] = False,
 ) -> None:
-    """Write one HTML file that needs nothing else: the answer, every cell, figures and the environment.
+    """Write one HTML file that needs nothing else: the answer, figures, every cell and the environment.
 
     Example: spectune report runs/demo -o demo.html
     """
-    from spectune.reporting.page import render
+    from spectune.reporting.document import report_document
+    from spectune.reporting.page import render, write_figures
     from spectune.reporting.store import write
     from spectune.reporting.summary import as_json as to_json
-    from spectune.reporting.summary import report_document, summarise
+    from spectune.reporting.summary import summarise
     from spectune.speedup.run import find_run
 
-    path = find_run(run)
-    summary = summarise(path, allow_empty=True)
-    page = output or path / "report.html"
-    write(page, render(summary))
-    print(to_json(report_document(summary)) if as_json else page)
+    paths = runs or [find_run(None)]
+    summary, *others = (summarise(path, allow_empty=True) for path in paths)
+    document = report_document(summary, others)
+    page = output or paths[0] / "report.html"
+    write(page, render(summary, document))
+    written = write_figures(summary, document, figures, file_format) if figures else []
+    if as_json:
+        print(to_json(document))
+        return
+    for path in (page, *written):
+        print(path)

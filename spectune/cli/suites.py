@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spectune.cli import completion
 from spectune.errors import UsageError
 from spectune.suites.bundled import HUMAN_EVAL, bundled_names, human_eval_path
 from spectune.suites.lengths import categories, lengths, words
@@ -23,7 +24,10 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-NameOrPath = Annotated[str, typer.Argument(help="A suite's name, or the path of a file.", show_default=False)]
+NameOrPath = Annotated[
+    str,
+    typer.Argument(help="A suite's name, or the path of a file.", show_default=False, autocompletion=completion.suites),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spectune.cli.completion import drafters, suites
+
 if TYPE_CHECKING:
     from spectune.sweeping.sweep import SweepOutcome
 
@@ -40,6 +42,7 @@ def sweep(
             help="ngram, early-exit:LAYERS, layer-skip:FIRST-LAST, a model folder, a hub id or shape:NAME; "
             "repeat to compare (default: ngram).",
             panel=_MODELS,
+            autocompletion=drafters,
         ),
     ] = None,
     grown_pair: Annotated[
@@ -111,6 +114,7 @@ def sweep(
             "--suite",
             help="Name of a suite or path of a prompt file; may be repeated (default: code, math, creative).",
             panel=_GRID,
+            autocompletion=suites,
         ),
     ] = None,
     repeats: Annotated[

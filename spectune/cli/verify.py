@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spectune.cli.completion import drafters, suites
+
 if TYPE_CHECKING:
     from spectune.verifying.audit import Outcome
 
@@ -15,11 +17,16 @@ if TYPE_CHECKING:
 def verify(
     target: Annotated[str, typer.Option(help="Model folder, hub id, or smollm2 (the demo model).")] = "smollm2",
     draft: Annotated[
-        list[str] | None, typer.Option(help="A drafter, as `sweep --draft` takes it; may be repeated (default: ngram).")
+        list[str] | None,
+        typer.Option(
+            help="A drafter, as `sweep --draft` takes it; may be repeated (default: ngram).", autocompletion=drafters
+        ),
     ] = None,
     suite: Annotated[
         list[str] | None,
-        typer.Option(help="Name of a suite or path of a prompt file; may be repeated (default: code)."),
+        typer.Option(
+            help="Name of a suite or path of a prompt file; may be repeated (default: code).", autocompletion=suites
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(help="Only the first N prompts of each suite.")] = 10,
     k: Annotated[str, typer.Option("--k", help="Draft lengths, as 1,2,4 or 1-8.")] = "4",

@@ -26,7 +26,7 @@ from spectune.decoding.drafter import Draft, Drafter, DraftsAhead, Kept, Recorda
 from spectune.decoding.generation import Generation, Origin, RoundTrace
 from spectune.decoding.graphs import Graphs, HostCopy
 from spectune.decoding.sampling import History, is_greedy
-from spectune.decoding.schedule import KSchedule
+from spectune.decoding.schedule import Schedule
 from spectune.decoding.stopping import StopRule
 from spectune.decoding.synthetic import SyntheticAcceptance
 from spectune.decoding.verification import OnVerdict, Verified, Verifier, accept
@@ -43,7 +43,7 @@ OnTokens = Callable[[Request, list[int], list[Origin]], None]
 class DecodeSettings:
     """How to decode. `rule` is ignored for temperature 0, which is always greedy."""
 
-    schedule: KSchedule
+    schedule: Schedule
     rule: Rule = "speculative"
     sampling: Sampling = field(default_factory=Sampling)
     synthetic: tuple[float, ...] | None = None  # conditional acceptance rates that override the rule's verdict
@@ -121,12 +121,14 @@ class Decoder:
         on_tokens: OnTokens | None = None,
         *,
         room: int = 0,
+        rounds: int | None = None,
     ) -> Run:
         """Decode all requests, `batch` at a time; a finished row's slot is refilled at once.
 
         Args:
             room: make the caches long enough for requests of so many tokens, prompt and output, even if these are
                 shorter: a later run can then use the same.
+            rounds: end after so many, whatever is unfinished.
 
         Raises:
             UsageError: an empty prompt, a prompt that fills the context, or a token id outside the vocabulary.
@@ -158,7 +160,7 @@ class Decoder:
                 self.drafter.adopt(self.store)
         self.slots = []
         clock = make_clock(self.target.device, self.drafter.device if self.drafter else None)
-        while waiting or self.slots:
+        while (waiting or self.slots) and len(run.trace) != rounds:
             while waiting and len(self.slots) < rows:
                 self._admit(*waiting.popleft(), on_tokens)
             if not self.slots:

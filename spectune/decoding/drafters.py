@@ -42,10 +42,7 @@ from spectune.heads.checkpoint import making_head
 from spectune.heads.medusa_layouts import load_exit
 from spectune.heads.pruned import is_pruned, load_pruned
 from spectune.sweeping.cell import ModelInfo
-from spectune.sweeping.drafter_names import TREE_PREFIXES, drafts_trees
-
-HEADS = ("medusa", "blockwise", "eagle", "eagle3", "mlp-speculator")
-KINDS = ("ngram", "early-exit", "layer-skip", *HEADS, "eagle2", *TREE_PREFIXES, "staged")
+from spectune.sweeping.drafter_names import HEADS, KINDS, TREE_PREFIXES, drafts_trees
 
 
 @dataclass(frozen=True, slots=True)

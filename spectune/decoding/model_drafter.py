@@ -110,7 +110,7 @@ class ModelDrafter:
         if self.graphs is None:
             drafted = self._draft(ids, starts, round_, width, limits)
         else:
-            drafted = self._taken_up(rows, round_.numbers(self.model.device, limits).limits) or self._recorded(
+            drafted = self._taken_up(rows, width, round_.numbers(self.model.device, limits).limits) or self._recorded(
                 self.graphs, ids, on_device(starts, self.model.device), round_, round_.inputs(self.model.device, limits)
             )
         for index, row in enumerate(rows):
@@ -145,12 +145,14 @@ class ModelDrafter:
         draft = self._recorded(self.graphs, ids, positions - ids.shape[1], round_, inputs)
         self._ahead = tuple(round_.rows), draft
 
-    def _taken_up(self, rows: Sequence[Row], limits: Tensor) -> Draft | None:
-        """What was drafted ahead for these very rows, cut to their limits [B]; None if nothing was."""
+    def _taken_up(self, rows: Sequence[Row], width: int, limits: Tensor) -> Draft | None:
+        """What was drafted ahead for these very rows at this width, cut to their limits [B]; None if nothing was."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or len(ahead[0]) != len(rows) or any(a is not b for a, b in zip(ahead[0], rows, strict=True)):
             return None
         draft = ahead[1]
+        if draft.tokens.shape[1] != width:
+            return None
         return draft._replace(counts=torch.minimum(draft.counts, limits), ahead=True)
 
     def _recorded(self, graphs: Graphs, ids: Tensor, starts: Tensor, round_: Round, numbers: Tensors) -> Draft:

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from spectune.errors import UsageError
+
+
+class Schedule(Protocol):
+    """K of a round. It is asked once a round."""
+
+    @property
+    def largest(self) -> int: ...
+
+    def at(self, rows: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

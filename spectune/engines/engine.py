@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from spectune.suites.prompt import Suite
-from spectune.sweeping.cell import CellSpec, Difference, ModelInfo, OverlapCount, PassResult, Sampling
+from spectune.sweeping.cell import CellSpec, Difference, Excerpt, ModelInfo, OverlapCount, PassResult, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,17 @@ class Requests:
 
     requests: tuple[Request, ...]
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTiming:
+    """The three times of a round with K drafted tokens, in seconds: medians over `rounds` rounds."""
+
+    k: int
+    rounds: int
+    draft_seconds: float
+    verify_seconds: float
+    overhead_seconds: float
 
 
 class Engine(Protocol):
@@ -58,6 +69,15 @@ class Engine(Protocol):
         on_tokens: Callable[[int], None] | None = None,
     ) -> PassResult:
         """Decode all requests once. `on_tokens(n)` is called after each round with the tokens it emitted."""
+
+    def time_rounds(
+        self, spec: CellSpec, requests: Sequence[Request], ks: Sequence[int], *, drafting: bool
+    ) -> tuple[RoundTiming, ...]:
+        """Time a few rounds of each K with every slot busy; the prompts matter for their lengths.
+
+        Without `drafting` the drafts come from nowhere, and rounds cost what verifying K tokens costs; 0 is a plain
+        step. A K that found no room in the context is left out.
+        """
 
     def difference(self, spec: CellSpec, request: Request, outputs: tuple[str, str]) -> Difference:
         """Look at where two outputs of a request, named by their digests, part.
@@ -95,3 +115,11 @@ class KeepsRecordings(Protocol):
 
     def unrecorded(self) -> Sequence[str]:
         """Why computations of the current cell were called and not run from a recording."""
+
+
+@runtime_checkable
+class KeepsText(Protocol):
+    """An engine that can show what a cell wrote."""
+
+    def excerpt(self, requests: Sequence[Request]) -> Excerpt | None:
+        """The first request of the cell's first speculative pass; None without a tokenizer."""

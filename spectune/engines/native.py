@@ -22,14 +22,17 @@ from spectune.decoding.loading import load, pick_device, pick_dtype
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
 from spectune.engines.difference import find_difference
-from spectune.engines.engine import Request, Requests
+from spectune.engines.engine import Request, Requests, RoundTiming
+from spectune.engines.excerpt import to_excerpt
 from spectune.engines.overlap import OverlapCounter
+from spectune.engines.round_times import Blocks, FullWidth, timings
 from spectune.errors import UsageError
 from spectune.suites.prompt import Suite
 from spectune.suites.render import render
 from spectune.sweeping.cell import (
     CellSpec,
     Difference,
+    Excerpt,
     ModelInfo,
     OverlapCount,
     PassResult,
@@ -86,6 +89,7 @@ class NativeEngine:
         self._recordings: tuple[CellSpec, Graphs] | None = None  # of the current cell
         self._warm: set[tuple[str, int, int]] = set()
         self._outputs: dict[str, list[int]] = {}  # of the current cell, by digest
+        self._first: Generation | None = None  # of the current cell's first speculative pass
 
     @property
     def target(self) -> ModelInfo:
@@ -136,6 +140,7 @@ class NativeEngine:
 
     def warm_up(self, spec: CellSpec, requests: Sequence[Request]) -> None:
         self._outputs.clear()
+        self._first = None
         shape = (spec.drafter, spec.batch, spec.k)
         if shape in self._warm and not spec.graphs:
             return
@@ -173,7 +178,25 @@ class NativeEngine:
             if decoder.captures == before:
                 break
         self._outputs |= {g.digest: g.tokens for g in run.generations}
+        if mode == "speculative" and self._first is None:
+            self._first = run.generations[0]
         return to_pass(run, requests, mode=mode, repeat=repeat, order=order)
+
+    def time_rounds(
+        self, spec: CellSpec, requests: Sequence[Request], ks: Sequence[int], *, drafting: bool
+    ) -> tuple[RoundTiming, ...]:
+        blocks = Blocks(ks)
+        most = (blocks.largest + 1) * len(blocks.order) + 1
+        endless = [replace(r, max_new_tokens=most) for r in requests[: spec.batch]]
+        settings = DecodeSettings(blocks, spec.rule, spec.sampling, graphs=spec.graphs)
+        drafter = self.built(spec.drafter).drafter if drafting else FullWidth()
+        decoder = Decoder(self.loaded.model, drafter, settings, StopRule(frozenset()))
+        return timings(blocks.order, decoder.decode(endless, spec.batch, rounds=len(blocks.order)).trace)
+
+    def excerpt(self, requests: Sequence[Request]) -> Excerpt | None:
+        if self._first is None or self.loaded.tokenizer is None:
+            return None
+        return to_excerpt(requests[0], self._first, self.loaded.tokenizer)
 
     def difference(self, spec: CellSpec, request: Request, outputs: tuple[str, str]) -> Difference:
         first, second = (self._outputs[digest] for digest in outputs)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from spectune.errors import UsageError
 from spectune.gating.metric import Kind, Level, Metric, metric
 from spectune.gating.requirement import Requirement, parse_requirement
 from spectune.gating.selector import ANY, Place, Selector, parse_selector
+from spectune.sweeping.toml_table import read_table
 
 _THRESHOLD_KEYS = {"metric", "cells", "tolerance", "level"}
 _REQUIRE_KEYS = {"check", "level"}
@@ -88,15 +88,7 @@ def make_policy(tolerances: Sequence[str], requirements: Sequence[str], file: Pa
 
 def read_policy(path: Path) -> Policy:
     """The [gate] table; tables of other commands are left alone."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}") from None
-    table = document.get("gate")
-    if not isinstance(table, dict):
-        raise UsageError(f"{path} has no [gate] table", "put the thresholds under lines [[gate.threshold]]")
+    table = read_table(path, "gate", "put the thresholds under lines [[gate.threshold]]")
     _known(table, _GATE_KEYS, f"{path}: [gate]")
     thresholds = []
     if "tolerance" in table:

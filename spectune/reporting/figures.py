@@ -1,211 +1,317 @@
-"""The page's figures, as inline SVG. matplotlib is only imported here, and never its GUI side."""
+"""What the page's figures show. Pure: `spectune.reporting.drawing` draws them."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from spectune.reporting.format import visible
+from spectune.reporting import format as form
+from spectune.reporting.chart import Figure, Numbers, Panel, Series, distinct, named_ticks, spread
+from spectune.reporting.summary import Summary
 from spectune.speedup.profile import Profile
+from spectune.speedup.waterfall import STEPS
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_INK = "#010203"  # stands for the page's own text colour, which depends on its light or dark scheme
-_COLOURS = ("#3a86c8", "#e07b39", "#2a9d78", "#b45fc4", "#c29a1d", "#d6486a", "#6d7fd1", "#7f8c3a")
-_MARKERS = "osD^vPX*"
-_PANEL = (3.6, 2.7)  # inches
-_COLUMNS = 3
+_LINES = 8  # drafts drawn in a panel of lines: more cannot be told apart
+_PANELS = 12
+_BATCHES = 3  # of many, in figures with a panel per batch
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    caption: str
-    svg: str
-
-
-def draw(profiles: Sequence[Profile]) -> tuple[tuple[Figure, ...], str | None]:
-    """The figures of a run, and a note where they could not be drawn.
-
-    Cells without a value leave a gap. Nothing is drawn where no cell has a speedup.
-    """
-    try:
-        import matplotlib
-        import matplotlib.figure
-    except (ImportError, ValueError) as error:
-        # ValueError: MPLBACKEND names a backend that matplotlib does not know.
-        return (), f"Figures are left out: matplotlib cannot be used ({error})."
-    if not profiles:
-        return (), None
-    # hashsalt: equal runs give equal files
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "spectune", "font.size": 9}):
-        return tuple(d(profiles) for d in (_by_k, _by_batch, _by_position)), None
-
-
-def _by_k(profiles: Sequence[Profile]) -> Figure:
-    places = sorted({(p.spec.suite, p.spec.batch) for p in profiles})
-    colours = _colours(profiles)
-
-    def panel(axes: Axes, place: tuple[str, int]) -> None:
-        inside = [p for p in profiles if (p.spec.suite, p.spec.batch) == place]
-        for name in _distinct(_line_name(p) for p in inside):
-            own = sorted((p for p in inside if _line_name(p) == name), key=lambda p: p.spec.k)
-            _speedup_line(axes, [p.spec.k for p in own], own, name, colours)
-        axes.set_title(_text(f"{place[0]}, batch {place[1]}"))
-        _whole_numbers(axes, [p.spec.k for p in inside])
-        axes.set_xlabel("K")
-
-    return Figure(
-        "Speedup by K for each suite and batch, with 95 % intervals. Below 1, speculation costs time.",
-        _svg("k", places, panel, "speedup"),
+def figures(summary: Summary, drafts: Sequence[dict[str, Any]]) -> tuple[Figure, ...]:
+    """Every figure that the run has data for. `drafts` are the rows of `report --json`."""
+    if not any(p.speedup.value is not None or p.acceptance.rounds for p in summary.profiles):
+        return ()
+    names = _fastest(summary.profiles)
+    found = (
+        _by_k(summary.profiles, names),
+        _by_batch(summary, names),
+        _drafts(drafts),
+        _by_position(summary.profiles, names),
+        _waterfall(summary),
+        _predicted(summary),
     )
+    return tuple(f for f in found if f is not None)
 
 
-def _by_batch(profiles: Sequence[Profile]) -> Figure:
-    suites = _distinct(p.spec.suite for p in profiles)
-    colours = _colours(profiles)
-
-    def panel(axes: Axes, suite: str) -> None:
-        inside = [p for p in profiles if p.spec.suite == suite]
-        for name in _distinct(_line_name(p) for p in inside):
-            own = [p for p in inside if _line_name(p) == name]
-            batches = sorted({p.spec.batch for p in own})
-            best = [max((p for p in own if p.spec.batch == b), key=lambda p: p.speedup.value or 0) for b in batches]
-            _speedup_line(axes, batches, best, name, colours)
-        axes.set_xscale("log", base=2)
-        _whole_numbers(axes, [p.spec.batch for p in inside])
-        axes.set_title(_text(suite))
-        axes.set_xlabel("batch")
-
-    return Figure(
-        "Speedup by batch for each suite: each drafter's best K at each batch, with 95 % intervals.",
-        _svg("b", suites, panel, "speedup"),
-    )
-
-
-def _by_position(profiles: Sequence[Profile]) -> Figure:
-    suites = _distinct(p.spec.suite for p in profiles)
-    colours = _colours(profiles)
-
-    def panel(axes: Axes, suite: str) -> None:
-        inside = [p for p in profiles if p.spec.suite == suite]
-        longest = 1
-        for name in _distinct(_line_name(p) for p in inside):
-            own = [p for p in inside if _line_name(p) == name]
-            deep = min(own, key=lambda p: (-p.spec.k, p.spec.batch))
-            values = [float("nan") if v is None else v for v in deep.acceptance.conditional_acceptance]
-            longest = max(longest, deep.spec.k)
-            axes.plot(range(1, len(values) + 1), values, label=_text(name), **colours[name])
-        axes.set_ylim(-0.03, 1.03)
-        axes.set_title(_text(suite))
-        _whole_numbers(axes, range(1, longest + 1))
-        axes.set_xlabel("position in the draft")
-
-    forced = any(p.spec.synthetic is not None for p in profiles)
-    what, how = ("Synthetic acceptance", "Forced, not measured; shown") if forced else ("Acceptance", "Measured")
-    return Figure(
-        f"{what} by position: how often a drafted token is kept, given that all before it were. "
-        f"{how} at each drafter's largest K and its smallest batch there.",
-        _svg("p", suites, panel, "conditional acceptance"),
-    )
-
-
-def _speedup_line(
-    axes: Axes, at: Sequence[int], own: Sequence[Profile], name: str, colours: dict[str, dict[str, Any]]
-) -> None:
-    nan = float("nan")
-    values = [nan if p.speedup.value is None else p.speedup.value for p in own]
-    axes.plot(at, values, label=_text(name), **colours[name])
-    for x, p in zip(at, own, strict=True):
-        if p.speedup.low is not None and p.speedup.high is not None:
-            axes.vlines(x, p.speedup.low, p.speedup.high, color=colours[name]["color"], linewidth=1.2)
-    axes.axhline(1, color=_INK, linewidth=0.8, linestyle="--")
-
-
-def _svg(prefix: str, items: Sequence[Any], panel: Callable[[Axes, Any], None], ylabel: str) -> str:
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure as Canvas
-
-    columns = min(_COLUMNS, len(items))
-    rows = -(-len(items) // columns)
-    figure = Canvas(figsize=(_PANEL[0] * columns, _PANEL[1] * rows + 0.4), layout="constrained")
-    FigureCanvasSVG(figure)
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for n, axes in enumerate(grid.flat):
-        if n >= len(items):
-            axes.set_visible(False)
-            continue
-        panel(axes, items[n])
-        _style(axes)
-        if n % columns == 0:
-            axes.set_ylabel(ylabel)
-    entries = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(
-        list(entries.values()),
-        list(entries),
-        loc="outside lower center",
-        ncols=min(4, len(entries)),
-        frameon=False,
-        labelcolor=_INK,
-    )
-    out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return _inline(out.getvalue(), prefix)
-
-
-def _style(axes: Axes) -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(_INK)
-    axes.tick_params(colors=_INK)
-    for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
-        text.set_color(_INK)
-    axes.grid(alpha=0.25, linewidth=0.5)
-
-
-def _whole_numbers(axes: Axes, values: Sequence[int]) -> None:
-    ticks = sorted(set(values))
-    axes.set_xticks(ticks, [str(t) for t in ticks])
-    axes.minorticks_off()
-
-
-def _inline(svg: str, prefix: str) -> str:
-    """Cut what HTML does not need, and keep the ids of several figures apart."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg, count=2)
-    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
-    svg = svg.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')
-    return svg.replace(_INK, "currentColor")
-
-
-def _colours(profiles: Sequence[Profile]) -> dict[str, dict[str, Any]]:
-    names = _distinct(_line_name(p) for p in profiles)
-    return {
-        name: {
-            "color": _COLOURS[i % len(_COLOURS)],
-            "marker": _MARKERS[i % len(_MARKERS)],
-            "markersize": 4,
-            "linewidth": 1.4,
-        }
-        for i, name in enumerate(names)
-    }
-
-
-def _line_name(p: Profile) -> str:
+def line_name(p: Profile) -> str:
     return p.spec.drafter if p.spec.rule == "greedy" else f"{p.spec.drafter}, {p.spec.rule}"
 
 
-def _text(name: str) -> str:
-    """A name as matplotlib prints it literally: dollars start formulas there, and a leading underscore
-    hides it from the legend."""
-    short = visible(name if len(name) <= 40 else f"…{name[-39:]}").replace("\n", " ")
-    return (" " if short.startswith("_") else "") + short.replace("$", r"\$")
+def _fastest(profiles: Sequence[Profile]) -> tuple[list[str], str]:
+    """The drafts to draw as lines, in the order of the run, and a note where others are left out."""
+    best: dict[str, float] = {}
+    for p in profiles:
+        best[line_name(p)] = max(best.get(line_name(p), 0.0), p.speedup.value or 0.0)
+    kept = sorted(best, key=lambda name: -best[name])[:_LINES]
+    note = f" Drawn are the {_LINES} fastest of {len(best)} drafts; the tables have all." if len(best) > _LINES else ""
+    return [name for name in best if name in kept], note
 
 
-def _distinct(items: Any) -> list[Any]:
-    return list(dict.fromkeys(items))
+def _by_k(profiles: Sequence[Profile], drawn: tuple[list[str], str]) -> Figure | None:
+    names, note = drawn
+    if len({p.spec.k for p in profiles}) < 2:
+        return None
+    suites = distinct(p.spec.suite for p in profiles)
+    batches = sorted({p.spec.batch for p in profiles})
+    shown = spread(batches, max(1, min(_BATCHES, _PANELS // len(suites))) if len(batches) > 1 else 1)
+    panels = []
+    for suite, batch in [(s, b) for s in suites for b in shown][:_PANELS]:
+        inside = [p for p in profiles if (p.spec.suite, p.spec.batch) == (suite, batch) and line_name(p) in names]
+        series = []
+        for style, name in enumerate(names):
+            own = sorted((p for p in inside if line_name(p) == name), key=lambda p: p.spec.k)
+            if own:
+                series.append(_speeds(name, style, [float(p.spec.k) for p in own], own, "K"))
+        if series:
+            ticks = named_ticks(p.spec.k for p in inside)
+            panels.append(Panel(f"{suite}, batch {batch}", "lines", tuple(series), "K", "speedup", ticks, even=True))
+    left = len(suites) * len(batches) - len(panels)
+    more = f" {left} other places are in the tables." if left else ""
+    return Figure(
+        "speedup-by-k",
+        "Speedup by K",
+        f"Speedup by K with 95 % intervals. Below the line at 1, speculation costs time.{note}{more}",
+        tuple(panels),
+        tuple(names),
+    )
+
+
+def _by_batch(summary: Summary, drawn: tuple[list[str], str]) -> Figure | None:
+    names, note = drawn
+    profiles = [p for p in summary.profiles if p.spec.k > 0]
+    if len({p.spec.batch for p in profiles}) < 2:
+        return None
+    panels = []
+    for suite in distinct(p.spec.suite for p in profiles)[:_PANELS]:
+        inside = [p for p in profiles if p.spec.suite == suite and line_name(p) in names]
+        series = []
+        for style, name in enumerate(names):
+            own = [p for p in inside if line_name(p) == name]
+            batches = sorted({p.spec.batch for p in own})
+            best = [max((p for p in own if p.spec.batch == b), key=lambda p: p.speedup.value or 0) for b in batches]
+            if best:
+                series.append(_speeds(name, style, [float(b) for b in batches], best, "batch"))
+        if not series:
+            continue
+        ticks = named_ticks(p.spec.batch for p in inside)
+        panels.append(Panel(suite, "lines", tuple(series), "batch", "speedup", ticks, log_x=True, even=True))
+    return Figure(
+        "speedup-by-batch",
+        "Speedup by batch",
+        f"Each draft's best K at each batch, with 95 % intervals. It stops paying where its line crosses 1.{note}",
+        tuple(panels),
+        tuple(names),
+    )
+
+
+def _speeds(name: str, style: int, at: Sequence[float], own: Sequence[Profile], what: str) -> Series:
+    return Series(
+        name,
+        style,
+        tuple(at),
+        tuple(p.speedup.value for p in own),
+        tuple(f"{name}, {_other(p, what)}: {_speedup(p)}" for p in own),
+        tuple(p.speedup.low for p in own),
+        tuple(p.speedup.high for p in own),
+    )
+
+
+def _other(p: Profile, what: str) -> str:
+    return f"K {p.spec.k}" if what == "K" else f"batch {p.spec.batch}, K {p.spec.k}"
+
+
+def _speedup(p: Profile) -> str:
+    return f"speedup {form.speedup(p.speedup.value, p.speedup.low, p.speedup.high)}"
+
+
+def _drafts(rows: Sequence[dict[str, Any]]) -> Figure | None:
+    """A row per draft, sorted by speed at the smallest batch; and what is accepted over what a step reads."""
+    batches = spread(sorted({r["batch"] for r in rows}), _BATCHES)
+    if not batches:
+        return None
+    first = [r for r in rows if r["batch"] == batches[0]]
+    order = sorted(first, key=lambda r: -(r["speedup"] or 0.0))
+    row = {(r["drafter"], r["rule"]): float(n) for n, r in enumerate(order)}
+    series = []
+    for style, batch in enumerate(batches):
+        own = [r for r in rows if r["batch"] == batch and (r["drafter"], r["rule"]) in row]
+        shift = 0.22 * (style - (len(batches) - 1) / 2)
+        series.append(
+            Series(
+                f"batch {batch}",
+                style,
+                tuple(r["speedup"] for r in own),
+                tuple(row[r["drafter"], r["rule"]] + shift for r in own),
+                tuple(
+                    f"{r['drafter']}, batch {batch}, K {r['k']}: speedup "
+                    f"{form.speedup(r['speedup'], r['speedup_low'], r['speedup_high'])}"
+                    for r in own
+                ),
+                tuple(r["speedup_low"] for r in own),
+                tuple(r["speedup_high"] for r in own),
+            )
+        )
+    ticks = tuple((float(n), r["drafter"]) for n, r in enumerate(order))
+    return Figure(
+        "drafts",
+        "Drafts side by side",
+        "The speedup of each draft at its best K over all suites, with its 95 % interval, fastest first. Its tokens "
+        f"per round at batch {batches[0]} over the bytes of a draft step: upper ones accept more, left ones are small.",
+        (
+            Panel("Speedup of each draft", "rows", tuple(series), "speedup", "", y_ticks=ticks, even=True),
+            Panel(
+                f"Size and acceptance, batch {batches[0]}",
+                "points",
+                (_sizes(order, batches[0]),),
+                "bytes read a draft step / target step",
+                "acceptance length",
+                _size_ticks(order),
+                log_x=True,
+            ),
+        ),
+        tuple(f"batch {b}" for b in batches),
+    )
+
+
+def _sizes(rows: Sequence[dict[str, Any]], batch: int) -> Series:
+    """Acceptance length over the bytes of a draft step; a drafter without weights reads none."""
+    known = [r for r in rows if r["acceptance_length"] is not None]
+    (nothing, _), *_ = _size_ticks(rows)
+    return Series(
+        f"batch {batch}",
+        0,
+        tuple(r["bytes_of_target"] or nothing for r in known),
+        tuple(r["acceptance_length"] for r in known),
+        tuple(
+            f"{r['drafter']}, batch {batch}, K {r['k']}: reads {form.percent(r['bytes_of_target'] or 0.0)} of "
+            f"the target's bytes a step, AL {form.number(r['acceptance_length'])}, speedup {form.number(r['speedup'])}"
+            for r in known
+        ),
+        labels=tuple(r["drafter"] for r in known),
+    )
+
+
+def _size_ticks(rows: Sequence[dict[str, Any]]) -> tuple[tuple[float, str], ...]:
+    """On a logarithmic axis, with a place for drafts that read nothing left of the others."""
+    sizes = [r["bytes_of_target"] for r in rows if r["bytes_of_target"]] or [1.0]
+    steps = [m * 10.0**e for e in range(-6, 3) for m in (1, 2, 5)]
+    low = max((s for s in steps if s <= min(sizes)), default=steps[0])
+    inside = [s for s in steps if low <= s <= max(*sizes, 2 * low)]
+    return ((low / 2, "none"), *((s, f"{s:g}") for s in inside))
+
+
+def _by_position(profiles: Sequence[Profile], drawn: tuple[list[str], str]) -> Figure | None:
+    names, note = drawn
+    panels = []
+    for suite in distinct(p.spec.suite for p in profiles)[:_PANELS]:
+        inside = [p for p in profiles if p.spec.suite == suite and line_name(p) in names]
+        series, longest = [], 1
+        for style, name in enumerate(names):
+            own = [p for p in inside if line_name(p) == name]
+            if not own:
+                continue
+            deep = min(own, key=lambda p: (-p.spec.k, p.spec.batch))
+            values: Numbers = deep.acceptance.conditional_acceptance
+            longest = max(longest, deep.spec.k)
+            tips = tuple(f"{name}, position {n}: {form.number(v)} kept" for n, v in enumerate(values, 1))
+            series.append(Series(name, style, tuple(float(n) for n in range(1, len(values) + 1)), values, tips))
+        if not series:
+            continue
+        ticks = named_ticks(spread(range(1, longest + 1), 8))
+        panels.append(
+            Panel(suite, "lines", tuple(series), "position in the draft", "conditional acceptance", ticks, share=True)
+        )
+    forced = any(p.spec.synthetic is not None for p in profiles)
+    what, how = ("Synthetic acceptance", "Forced, not measured; shown") if forced else ("Acceptance", "Measured")
+    return Figure(
+        "acceptance-by-position",
+        f"{what} by position",
+        "How often a drafted token is kept, given that all before it were. "
+        f"{how} at each draft's largest K and its smallest batch there.{note}",
+        tuple(panels),
+        tuple(names),
+    )
+
+
+def _waterfall(summary: Summary) -> Figure | None:
+    """Of the fastest cell of each suite at each end of the batches."""
+    known = [
+        (p, q) for p, q in zip(summary.profiles, summary.fit.predictions, strict=True) if len(q.waterfall.steps) > 1
+    ]
+    batches = sorted({p.spec.batch for p, _ in known})
+    panels = []
+    for suite in distinct(p.spec.suite for p, _ in known):
+        for batch in spread(batches, 2):
+            own = [(p, q) for p, q in known if (p.spec.suite, p.spec.batch) == (suite, batch)]
+            if own:
+                p, q = max(own, key=lambda pair: pair[0].speedup.value or 0.0)
+                title = f"{suite}, batch {batch}: {line_name(p)}, K {p.spec.k}"
+                panels.append(_losses(title, [(s.name, s.speedup) for s in q.waterfall.steps]))
+    if not panels:
+        return None
+    return Figure(
+        "waterfall",
+        "Where the speedup goes",
+        "From drafted + 1 tokens a plain step down to the measured speedup, one loss at a time, for the fastest draft "
+        "of each suite; the number at each bar is what is left. Gains may follow: plain decoding has an overhead too.",
+        tuple(panels[:_PANELS]),
+        (),
+    )
+
+
+def _losses(title: str, steps: Sequence[tuple[str, float | None]]) -> Panel:
+    known = [(name, value) for name, value in steps if value is not None]
+    before = [0.0, *(value for _, value in known)]
+    total = {0, len(known) - 1}
+    starts = [0.0 if n in total else before[n] for n in range(len(known))]
+    styles = [0 if n in total else 1 if known[n][1] < before[n] else 2 for n in range(len(known))]
+    series = tuple(
+        Series(
+            name,
+            style,
+            (float(n),),
+            (value,),
+            (f"{name}: {form.number(value)} left",),
+            (start,),
+            (value,),
+            (form.number(value),),
+        )
+        for n, ((name, value), start, style) in enumerate(zip(known, starts, styles, strict=True))
+    )
+    ticks = tuple((float(n), name) for n, name in enumerate(STEPS_SHORT[name] for name, _ in known))
+    return Panel(title, "bars", series, "", "speedup", ticks, even=True)
+
+
+STEPS_SHORT = dict(
+    zip(STEPS, ("ideal", "accept", "draft", "verify", "over-\nhead", "batch", "plain", "meas-\nured"), strict=True)
+)
+
+
+def _predicted(summary: Summary) -> Figure | None:
+    series: list[Series] = []
+    pairs = list(zip(summary.profiles, summary.fit.predictions, strict=True))
+    for name, field in (("card", "card"), ("full", "full"), ("full, cell held out", "held_out")):
+        own = [(p, q.measured, getattr(q, field)) for p, q in pairs]
+        known = [(p, x, y) for p, x, y in own if x is not None and y is not None]
+        if known:
+            series.append(
+                Series(
+                    name,
+                    len(series),
+                    tuple(x for _, x, _ in known),
+                    tuple(y for _, _, y in known),
+                    tuple(
+                        f"{p.spec.suite}, batch {p.spec.batch}, {p.spec.drafter}, K {p.spec.k}: "
+                        f"measured {form.number(x)}, {name} {form.number(y)}"
+                        for p, x, y in known
+                    ),
+                )
+            )
+    if not series:
+        return None
+    return Figure(
+        "predicted-and-measured",
+        "Predicted against measured",
+        "One point per cell and model. On the line a prediction is right; above it the model promised too much.",
+        (Panel("All cells", "points", tuple(series), "measured speedup", "predicted speedup", diagonal=True),),
+        tuple(s.name for s in series),
+    )

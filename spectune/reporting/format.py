@@ -47,9 +47,27 @@ def size(count: float | None) -> str:
     return f"{count:.0f} B"
 
 
+def millions(count: float | None) -> str:
+    """Parameters of a model."""
+    return MISSING if count is None else f"{count / 1e6:.1f} M"
+
+
 def positions(values: Sequence[float | None]) -> str:
     """Acceptance by position."""
     return " ".join(number(v) for v in values) or MISSING
+
+
+def plain(value: object) -> str:
+    """A fact about the machine as people write it."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {plain(own)}" for name, own in value.items())
+    return str(value)
 
 
 def visible(text: str) -> str:

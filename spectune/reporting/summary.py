@@ -18,7 +18,6 @@ from spectune.recommending.mix import Mix, parse_mix
 from spectune.recommending.objective import Objective, ServiceLevel
 from spectune.recommending.tuning import Tuning, tune
 from spectune.reporting.row import cell_row, failed_row, place
-from spectune.reporting.row import readings as bandwidth_readings
 from spectune.reporting.tuning import tuning_document
 from spectune.speedup.latency import PlannedK, Surfaces, planned_k, run_surfaces
 from spectune.speedup.models import POOR, Fit, Quality, fit
@@ -241,24 +240,6 @@ def fit_document(summary: Summary, *, precision: float | None = None) -> dict[st
     }
 
 
-def report_document(summary: Summary) -> dict[str, Any]:
-    """What `report --json` prints: every number of the page."""
-    return {
-        **recommendation_document(summary),
-        "fit": fit_document(summary),
-        "cells": summary.rows,
-        "bandwidth": [bandwidth_row(p) for p in summary.profiles],
-        "audits": [a.model_dump(mode="json") for a in summary.audits],
-        "environment": summary.run.info.environment,
-    }
-
-
-def bandwidth_row(p: Profile) -> dict[str, Any]:
-    """The bandwidth readings of a cell, each with its source or its reason."""
-    readings = {name: reading.model_dump() for name, reading in bandwidth_readings(p.cell.bandwidth).items()}
-    return {"key": p.cell.key, **place(p.spec), **readings}
-
-
 def as_json(document: dict[str, Any]) -> str:
     """Strict JSON: no NaN and no Infinity can be in it."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
@@ -279,6 +260,11 @@ def quality_line(name: str, quality: Quality) -> str:
     return text + ("; poor: do not predict with it" if quality.poor else "")
 
 
+def cell_counts(summary: Summary) -> dict[str, int]:
+    run = summary.run
+    return {"planned": len(run.info.plan), "finished": len(run.cells), "failed": len(run.failed)}
+
+
 def _head(summary: Summary) -> dict[str, Any]:
     info = summary.run.info
     return {
@@ -287,11 +273,7 @@ def _head(summary: Summary) -> dict[str, Any]:
         "target": info.target.name,
         "caveats": list(summary.caveats),
         "spectune_version": info.spectune_version,
-        "cells": {
-            "planned": len(info.plan),
-            "finished": len(summary.run.cells),
-            "failed": len(summary.run.failed),
-        },
+        "cells": cell_counts(summary),
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from spectune.reporting import format as form
+from spectune.reporting.answer import COLOURS, next_commands, place_table, warning_line, warnings_by_name
 from spectune.reporting.fit_tables import (
     constant_line,
     curve_table,
@@ -36,11 +37,14 @@ if TYPE_CHECKING:
     from spectune.recommending.choice import Advice
     from spectune.recommending.exports.export import Export, Variant
 
-_COLOURS = {"FASTER": "green", "SLOWER": "red", "CAN'T TELL": "yellow"}
+_ADVICE = 3  # pieces of advice of the short answer
 
 
-def print_recommendation(summary: Summary, console: Console | None = None) -> None:
-    """The overall answer with its reasons, the answers by batch and by suite, and the settings."""
+def print_recommendation(summary: Summary, console: Console | None = None, *, everything: bool = False) -> None:
+    """The overall answer with its reasons, the answers of every suite and batch, K by batch, and what to run next.
+
+    With `everything` also the answers by batch and by suite, regret, Pareto set, all advice, warnings and settings.
+    """
     console = console or _console()
     found = summary.recommendation
     _print_head(summary, console)
@@ -52,15 +56,22 @@ def print_recommendation(summary: Summary, console: Console | None = None) -> No
     stamp = summary.choice_stamp
     if stamp is not None:
         _line(console, f"  Losslessness: {stamp.line}", "bold red" if stamp.verdict == "FAIL" else "")
-    if len(found.by_batch) > 1:
-        console.print(_advice_table("by batch", found.by_batch, ("batch",)))
-    if len(found.by_suite) > 1 and len(found.by_place) > len(found.by_suite):
-        console.print(_advice_table("by suite", found.by_suite, ("suite",)))
     if len(found.by_place) > 1:
-        console.print(_advice_table("by suite and batch", found.by_place, ("suite", "batch")))
-    _print_tuning(summary, console)
-    _print_trouble(summary, console)
-    _print_settings(summary, console)
+        console.print(place_table(summary, ascii_only=console.options.ascii_only))
+    if everything and len(found.by_batch) > 1:
+        console.print(_advice_table("by batch", found.by_batch, ("batch",)))
+    if everything and len(found.by_suite) > 1 and len(found.by_place) > len(found.by_suite):
+        console.print(_advice_table("by suite", found.by_suite, ("suite",)))
+    _print_tuning(summary, console, everything=everything)
+    _print_wrong(summary, console)
+    _print_failed(summary, console)
+    if everything:
+        _print_warnings(summary, console)
+        _print_settings(summary, console)
+    else:
+        if (warnings := warning_line(summary)) is not None:
+            _line(console, warnings, "yellow")
+        _print_next(summary, console)
 
 
 def print_settings(summary: Summary, console: Console | None = None) -> None:
@@ -150,7 +161,7 @@ def _advice_table(title: str, advices: Sequence[Advice], scope: Sequence[str]) -
             *(cell(str(getattr(a, name))) for name in scope),
             cell(use),
             cell(form.speedup(sped.value, sped.low, sped.high) if sped else form.MISSING),
-            Text(a.verdict, style=_COLOURS[a.verdict]),
+            Text(a.verdict, style=COLOURS[a.verdict]),
         )
     return table
 
@@ -159,6 +170,14 @@ def _line(console: Console, text: str, style: str = "") -> None:
     from rich.text import Text
 
     console.print(Text(form.visible(text), style=style), soft_wrap=True)
+
+
+def _paragraph(console: Console, text: str) -> None:
+    """Prose, indented and wrapped at words. Commands stay on one line (`_line`), to be copied."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console.print(Padding(Text(form.visible(text)), (0, 0, 0, 2), expand=False))
 
 
 def _print_objective(summary: Summary, console: Console) -> None:
@@ -170,19 +189,28 @@ def _print_objective(summary: Summary, console: Console) -> None:
         console.print(ranking_table(summary.tuning.answers[0]))
 
 
-def _print_tuning(summary: Summary, console: Console) -> None:
-    """Schedule, regret and Pareto set where several batches were measured; advice in any case."""
+def _print_tuning(summary: Summary, console: Console, *, everything: bool) -> None:
+    """The schedule where several batches were measured, with `everything` regret and Pareto set too; advice."""
     tuning, best = summary.tuning, summary.tuning.best_schedule
     if best is not None and len(best.rows) > 1:
         console.print(schedule_table(best))
         for line in crossover_lines(tuning, best):
             _line(console, f"  {line}")
-        console.print(regret_table(tuning))
-        console.print(pareto_table(tuning.answers[0]))
-    if tuning.advice:
-        _line(console, "advice", "bold")
-    for line in advice_lines(tuning):
-        _line(console, f"  {line}")
+        if everything:
+            console.print(regret_table(tuning))
+            console.print(pareto_table(tuning.answers[0]))
+    lines = list(advice_lines(tuning))
+    shown = lines if everything else lines[:_ADVICE]
+    if shown:
+        _line(console, "advice" + (f", {len(shown)} of {len(lines)}" if len(shown) < len(lines) else ""), "bold")
+    for line in shown:
+        _paragraph(console, line)
+
+
+def _print_next(summary: Summary, console: Console) -> None:
+    _line(console, "next", "bold")
+    for command, purpose in next_commands(summary):
+        _line(console, f"  {command}    # {purpose}")
 
 
 def _print_wrong(summary: Summary, console: Console) -> None:
@@ -191,15 +219,9 @@ def _print_wrong(summary: Summary, console: Console) -> None:
         _line(console, f"WRONG RESULT: {place} is left out: {e.reason}", "bold red")
 
 
-def _print_trouble(summary: Summary, console: Console) -> None:
-    _print_wrong(summary, console)
-    _print_failed(summary, console)
-    # The same warning with other numbers is shown once; the page and `--json` have them all.
-    seen: dict[str, list[str]] = {}
-    for p in summary.profiles:
-        for note in p.notes:
-            seen.setdefault(note.partition(":")[0], []).append(note)
-    for notes in seen.values():
+def _print_warnings(summary: Summary, console: Console) -> None:
+    """The same warning with other numbers is shown once; the page and `--json` have them all."""
+    for notes in warnings_by_name(summary).values():
         cells = f"{len(notes)} of {len(summary.profiles)} cells"
         name, _, text = notes[0].partition(": ")
         example = text if len(set(notes)) == 1 else f"for instance, {text}"

@@ -116,7 +116,11 @@ def miscounted(request: RequestResult) -> str | None:
 
 
 def rounds_and_accepted(request: Counted) -> tuple[int, int]:
-    return sum(c.count for c in request.rounds), sum(c.accepted * c.count for c in request.rounds)
+    rounds = accepted = 0
+    for c in request.rounds:
+        rounds += c.count
+        accepted += c.accepted * c.count
+    return rounds, accepted
 
 
 def _ratio(part: int, whole: int) -> float | None:

@@ -62,7 +62,8 @@ def planned_k(curve: Curve, surfaces: Surfaces, profiles: Sequence[Profile]) -> 
     if model is None:
         return PlannedK(*place, None, reason)
     context = fmean(p.timing.mean_context or 0.0 for p in members)
-    largest = min(_LARGEST_K, int(REACH * (max(curve.ks) + 1)) - 1)
+    # The last round of an output is shorter than K, so the forwards that were timed are a little narrower than K + 1.
+    largest = min(_LARGEST_K, int(REACH * model.target.ranges[1][1]) - 1)
     return PlannedK(*place, model.optimum(range(1, largest + 1), curve.batch, context), None)
 
 

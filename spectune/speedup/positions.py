@@ -15,6 +15,7 @@ import numpy as np
 
 from spectune.speedup.acceptance import rounds_and_accepted, speculative_requests
 from spectune.speedup.curve import AcceptanceCurve, Array, CurvePoint, fit_curve, refit
+from spectune.speedup.shorter import rounds_at
 from spectune.speedup.uncertainty import RESAMPLES, draw_counts, ends
 from spectune.sweeping.cell import CellResult, RequestResult
 
@@ -119,34 +120,40 @@ def pooled_length(suite: str, requests: Sequence[RequestResult], *, resamples: i
 
 
 def length_draws(cells: Sequence[CellResult], k: int, draws: int) -> Array | None:
-    """Acceptance lengths at 1 … k, [1 + draws, k]: as counted in the first row, then over resampled prompts.
+    """Acceptance lengths at 1 … k, [1 + draws, k]: of all prompts in the first row, then of resampled ones.
 
-    Counted are all rounds of the cells, undrafted ones too, so the cells should share one large K. Beyond it the curve
-    goes on. None where nothing was drafted, or where a curve is needed and not identifiable. With one prompt there is
-    the first row alone.
+    Counted are all rounds of the cells, undrafted ones too, so the cells should share one large K. Smaller K follow
+    from its runs (see `shorter`), beyond it the curve goes on. None where nothing was drafted, or where a curve is
+    needed and not identifiable. With one prompt there is the first row alone.
     """
     requests = [r for cell in cells for r in speculative_requests(cell)]
     row = {name: i for i, name in enumerate(sorted({r.prompt_id for r in requests}))}
     depth = max(cell.spec.k for cell in cells)
     kept = np.zeros((len(row), depth + 1))  # rounds that kept i tokens or more, i = 0 … depth
+    tokens = np.zeros((len(row), 1))
+    rounds = np.zeros((len(row), depth))  # that K = 1 … depth would have taken
     for r in requests:
+        at = row[r.prompt_id]
         for c in r.rounds:
-            kept[row[r.prompt_id], : c.accepted + 1] += c.count
+            kept[at, : c.accepted + 1] += c.count
+            tokens[at] += (c.accepted + 1) * c.count
+            rounds[at] += [rounds_at(c.drafted, c.accepted, i) * c.count for i in range(1, depth + 1)]
     if not kept[:, 1:].any():
         return None
     weights = np.ones((1, len(row)))
     if len(row) > 1:
         resampled = draw_counts(zlib.crc32(cells[0].spec.suite.encode()), len(row), draws)
         weights = np.concatenate([weights, resampled])
-    sums = weights @ kept
-    joint = np.nan_to_num(_ratio(sums[:, 1:], sums[:, :1]))  # [1 + draws, depth]
-    found = 1 + np.cumsum(joint, axis=1)
+    found = _ratio(weights @ tokens, weights @ rounds)  # [1 + draws, depth]
     if k <= depth:
         return np.asarray(found[:, :k])
-    curve = fit_curve([CurvePoint.at(i, float(length)) for i, length in enumerate(found[0], 1)])
+    sums = weights @ kept
+    joint = np.nan_to_num(_ratio(sums[:, 1:], sums[:, :1]))
+    cut = 1 + np.cumsum(joint, axis=1)
+    curve = fit_curve([CurvePoint.at(i, float(length)) for i, length in enumerate(cut[0], 1)])
     if curve is None:
         return None
-    parameters = refit(curve, np.tri(depth), found)
+    parameters = refit(curve, np.tri(depth), cut)
     later = np.minimum(1.0, parameters[:, :1] * parameters[:, 1:] ** (np.arange(depth, k) ** curve.p))
     return np.concatenate([found, found[:, -1:] + np.cumsum(joint[:, -1:] * np.cumprod(later, axis=1), axis=1)], axis=1)
 

@@ -64,11 +64,16 @@ class Estimate:
 
 
 def cell_rates(
-    cell: CellResult, *, resamples: int = RESAMPLES, counts: Callable[[RequestResult], bool] | None = None
+    cell: CellResult,
+    *,
+    resamples: int = RESAMPLES,
+    counts: Callable[[RequestResult], bool] | None = None,
+    repeat_seed: str = "",
 ) -> Rates:
     """Resample the prompts and repeats of a cell. The same cell gives the same draws every time.
 
-    With `counts` only the tokens of requests that it accepts count, over the time of all of them.
+    With `counts` only the tokens of requests that it accepts count, over the time of all of them. Another `repeat_seed`
+    draws other repeats: equal cells of two runs have the same key and nothing else in common.
     """
     full = has_full_rounds(cell)
     prompts = sorted({r.prompt_id for p in cell.passes for r in p.requests})
@@ -92,7 +97,7 @@ def cell_rates(
     if reason:
         return Rates(plain, speculative, None, None, len(prompts), times, reason)
     by_prompt = draw_counts(zlib.crc32(cell.spec.suite.encode()), len(prompts), resamples)
-    by_repeat = draw_counts(zlib.crc32(cell.key.encode()), times, resamples)
+    by_repeat = draw_counts(zlib.crc32((cell.key + repeat_seed).encode()), times, resamples)
     drawn = ((by_prompt @ sums) * by_repeat).sum(axis=2)  # [quantity, resample]
     with np.errstate(divide="ignore", invalid="ignore"):
         plain_draws, speculative_draws = batch * drawn[0] / drawn[1], batch * drawn[2] / drawn[3]

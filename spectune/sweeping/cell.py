@@ -21,6 +21,8 @@ from pydantic import (
 )
 
 SCHEMA_VERSION = 1
+EXCERPT_TOKENS = 64  # of an excerpt
+EXCERPT_PROMPT = 600  # characters of its prompt
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -267,6 +269,27 @@ class Memory(Record):
     measured_bytes: Reading
 
 
+TokenKind = Literal["prefill", "draft", "correction", "bonus", "plain"]
+
+
+class ExcerptPiece(Record):
+    """Text of neighbouring tokens of one round that came from the same place."""
+
+    text: str
+    kind: TokenKind  # as `spectune generate` names them
+    tokens: Annotated[int, Field(ge=1)]
+
+
+class Excerpt(Record):
+    """The start of what the first request of the first speculative pass read and wrote."""
+
+    id: str  # of the request
+    prompt: Annotated[str, Field(max_length=EXCERPT_PROMPT)]  # as rendered, special tokens left out
+    prompt_cut: bool  # there was more of it
+    pieces: Annotated[tuple[ExcerptPiece, ...], Field(min_length=1, max_length=EXCERPT_TOKENS)]
+    cut: bool  # there was more of the output
+
+
 class CellResult(Record):
     """A finished cell file. Passes come in pairs: each repeat has one plain and one speculative pass."""
 
@@ -281,7 +304,15 @@ class CellResult(Record):
     output_check: OutputCheck | None  # None where the rule promises equal laws, not equal tokens
     overlap: tuple[OverlapCount, ...] = ()  # for speculative sampling in chains, where the engine sees distributions
     memory: Memory | None = None  # None in files of older versions
+    excerpt: Excerpt | None = None  # left out of the file where there is none
     warnings: tuple[str, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_excerpt(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = serialize(self)
+        if self.excerpt is None:
+            del fields["excerpt"]
+        return fields
 
     @model_validator(mode="after")
     def _passes_are_paired(self) -> CellResult:

@@ -5,7 +5,6 @@ Keys of the file's [sweep] table are the long options, with - or _.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -15,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 from spectune.errors import UsageError
 from spectune.sweeping.counts import parse_counts
 from spectune.sweeping.options import SweepOptions, option_names
+from spectune.sweeping.toml_table import read_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +62,7 @@ def _grown_target(merged: Mapping[str, Any]) -> str:
 
 def read_config(path: Path) -> dict[str, Any]:
     """The [sweep] table, keys with _. Tables of other commands are left alone."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}") from None
-    table = document.get("sweep")
-    if not isinstance(table, dict):
-        raise UsageError(f"{path} has no [sweep] table", "put the options under a line [sweep]")
+    table = read_table(path, "sweep", "put the options under a line [sweep]")
     kinds = _kinds()
     chosen: dict[str, Any] = {}
     for spelling, value in table.items():

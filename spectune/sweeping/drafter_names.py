@@ -8,6 +8,8 @@ from spectune.errors import UsageError
 from spectune.sweeping.cell import Rule
 
 TREE_PREFIXES = ("tree", "sequoia", "specinfer")  # each before the drafter that drafts the trees
+HEADS = ("medusa", "blockwise", "eagle", "eagle3", "mlp-speculator")  # each before a folder, a hub id or `demo`
+KINDS = ("ngram", "early-exit", "layer-skip", *HEADS, "eagle2", *TREE_PREFIXES, "staged")
 _AT_ONCE = ("ngram", "medusa", "blockwise")
 
 

@@ -1,24 +1,24 @@
 """The fast plan: which few cells of a grid to measure, and what the others will be.
 
-    survey   one cell per drafter and suite, at the largest K: what is accepted, by position
-    probes   a few rounds per drafter, batch and some K: what a round costs
+    survey   one cell per drafter and suite, at the largest K: what is offered and accepted
+    probes   a few rounds of some K per drafter and batch, and per suite and batch: what drafting and verifying cost
     predict  every cell of the grid: tokens per round over seconds per round, against the plain step
     choose   the most promising cells of each suite and batch, and some others to check the predictions on
 
-A chain of length K accepts what the first K places of a longer one do, so one survey cell tells the acceptance length
-at every K. A tree has its nodes elsewhere at another K: it is surveyed at the smallest K too, and between the two the
-length is taken to grow with the logarithm of K.
+What a chain accepts at one K tells what it accepts at a smaller one (`length_at`). A tree has its nodes elsewhere at
+another K: it is surveyed at the smallest K too, and between the two its length grows with the logarithm of K.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from spectune.speedup.shorter import Counts, length_at, rounds_at
 from spectune.sweeping.cell import CellResult, CellSpec, Record
 from spectune.sweeping.drafter_names import drafts_trees
 from spectune.sweeping.figures import speculative_rounds
@@ -29,20 +29,29 @@ CLOSE = 0.04  # cells predicted within this of the best of their suite and batch
 MOST_CLOSE = 2  # but no more than so many beside the best
 CHECKED = 0.02  # share of the grid that is measured for the predictions' sake
 _LEAST_CHECKED = 3
+_PROBED = 5  # K per place
 
 
 class Probe(Record):
-    """Seconds of one round of a drafter, or of a plain step where `drafter` is None; medians of a short pass.
+    """What a round takes on a suite's prompts: medians over `rounds` rounds, in seconds.
 
-    `cost_seconds` is what it took to find out.
+    A drafter's probes tell what drafting takes. Without one, arbitrary tokens were verified; K = 0 is a plain step.
+    `cost_seconds` is this probe's share of what it took to find out.
     """
 
     drafter: str | None
+    suite: str
     batch: int
     k: int
-    round_seconds: float
     rounds: int
-    cost_seconds: float | None = None  # None in files of older versions
+    draft_seconds: float
+    verify_seconds: float
+    overhead_seconds: float
+    cost_seconds: float
+
+    @property
+    def round_seconds(self) -> float:
+        return self.draft_seconds + self.verify_seconds + self.overhead_seconds
 
 
 class Prediction(Record):
@@ -80,12 +89,31 @@ def survey(grid: Sequence[CellSpec], prompts: int, infeasible: Container[str] = 
     return tuple(by_batch[max(fitting, default=smallest)])
 
 
-def probe_places(grid: Sequence[CellSpec]) -> tuple[CellSpec, ...]:
-    """One cell of the grid, of its first suite, for each drafter, batch and probed K."""
+def probed_ks(grid: Sequence[CellSpec]) -> tuple[int, ...]:
+    """Some K of the grid, spread evenly from the smallest to the largest, and 0."""
     ks = sorted({spec.k for spec in grid if spec.k})
-    probed = {ks[0], ks[len(ks) // 2], ks[-1]} | {spec.k for spec in grid if not spec.k}
+    few = {ks[round(i * (len(ks) - 1) / (_PROBED - 1))] for i in range(_PROBED)}
+    return (0, *sorted(few))
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePlace:
+    """Rounds to time: of a drafter, or of verification alone where it is None. `spec` is a cell of that place."""
+
+    drafter: str | None
+    spec: CellSpec
+
+
+def probe_places(grid: Sequence[CellSpec]) -> tuple[ProbePlace, ...]:
+    """Every batch with every suite, and with every drafter on the first suite."""
+    found: dict[tuple[int, str | None, str], ProbePlace] = {}
     suite = grid[0].suite
-    return tuple(spec for spec in grid if spec.suite == suite and spec.k in probed)
+    for spec in sorted(grid, key=lambda spec: spec.batch):
+        if spec.k:
+            found.setdefault((spec.batch, None, spec.suite), ProbePlace(None, spec))
+            if spec.suite == suite:
+                found.setdefault((spec.batch, spec.drafter, suite), ProbePlace(spec.drafter, spec))
+    return tuple(found.values())
 
 
 def is_worth_it(grid: Sequence[CellSpec], surveyed: int) -> bool:
@@ -95,22 +123,19 @@ def is_worth_it(grid: Sequence[CellSpec], surveyed: int) -> bool:
 
 
 def predict(grid: Iterable[CellSpec], surveyed: Sequence[CellResult], probes: Sequence[Probe]) -> dict[str, Prediction]:
-    """Predictions by key, for every cell whose drafter was surveyed on its suite and probed at its batch."""
-    lengths = _lengths(surveyed)
-    plain = {p.batch: p.round_seconds for p in probes if p.drafter is None}
-    rounds: dict[tuple[str, int], dict[float, float]] = {}
-    for p in probes:
-        if p.drafter is not None:
-            rounds.setdefault((p.drafter, p.batch), {})[p.k] = p.round_seconds
+    """Predictions by key, for every cell whose drafter was surveyed on its suite and whose place was probed."""
+    counts = _counts(surveyed)
+    costs = Costs(probes)
     found = {}
     for spec in grid:
-        known = lengths.get((spec.drafter, spec.suite))
-        times = rounds.get((spec.drafter, spec.batch))
-        if known is None or times is None or spec.batch not in plain:
+        known = counts.get((spec.drafter, spec.suite))
+        if known is None:
             continue
-        length = _length_at(known, spec)
-        speedup = length * plain[spec.batch] / between(times, spec.k)
-        found[spec.key] = Prediction(key=spec.key, acceptance_length=length, speedup=speedup)
+        plain, seconds = costs.plain(spec), costs.round_seconds(spec, known[max(known)])
+        if plain is None or seconds is None:
+            continue
+        length = _length(known, spec)
+        found[spec.key] = Prediction(key=spec.key, acceptance_length=length, speedup=length * plain / seconds)
     return found
 
 
@@ -144,35 +169,79 @@ def _checked(grid: Sequence[CellSpec]) -> int:
     return max(_LEAST_CHECKED, math.ceil(CHECKED * len(grid)))
 
 
-# Accepted tokens -> rounds, of one surveyed cell.
-_Counts = Counter[int]
-
-
-def _lengths(surveyed: Sequence[CellResult]) -> dict[tuple[str, str], dict[int, _Counts]]:
-    """By drafter and suite, and by K: how many rounds accepted how many tokens."""
-    found: dict[tuple[str, str], dict[int, _Counts]] = {}
+def _counts(surveyed: Sequence[CellResult]) -> dict[tuple[str, str], dict[int, Counts]]:
+    """By drafter and suite, and by K."""
+    found: dict[tuple[str, str], dict[int, Counts]] = {}
     for cell in surveyed:
-        counts: _Counts = Counter()
+        counts: Counts = Counter()
         for c in speculative_rounds(cell):
-            counts[c.accepted] += c.count
+            counts[c.drafted, c.accepted] += c.count
         if counts:
             found.setdefault((cell.spec.drafter, cell.spec.suite), {})[cell.spec.k] = counts
     return found
 
 
-def _length_at(known: Mapping[int, _Counts], spec: CellSpec) -> float:
+def _length(known: Mapping[int, Counts], spec: CellSpec) -> float:
     """Acceptance length at a cell's K, the target's own token included."""
     if spec.k == 0:
         return 1.0
-    largest = max(known)
     if not drafts_trees(spec.drafter):
-        return _mean_length(known[largest], spec.k)
-    lengths = {k: _mean_length(counts, k) for k, counts in known.items()}
-    return between({math.log(k): length for k, length in lengths.items()}, math.log(spec.k))
+        return length_at(known[max(known)], spec.k)
+    return between({math.log(k): length_at(counts, k) for k, counts in known.items()}, math.log(spec.k))
 
 
-def _mean_length(counts: _Counts, k: int) -> float:
-    return 1 + sum(min(accepted, k) * n for accepted, n in counts.items()) / counts.total()
+class Costs:
+    """Seconds per round from probes."""
+
+    def __init__(self, probes: Sequence[Probe]) -> None:
+        self._drafting: dict[tuple[str, int], dict[float, Probe]] = {}
+        self._verifying: dict[tuple[str, int], dict[float, float]] = {}
+        self._plain: dict[tuple[str, int], float] = {}
+        for p in probes:
+            if p.drafter is not None:
+                self._drafting.setdefault((p.drafter, p.batch), {})[p.k] = p
+            else:
+                self._verifying.setdefault((p.suite, p.batch), {})[p.k] = p.verify_seconds
+                if p.k == 0:
+                    self._plain[p.suite, p.batch] = p.round_seconds
+
+    def plain(self, spec: CellSpec) -> float | None:
+        """A plain step; None where it was not timed."""
+        return self._plain.get((spec.suite, spec.batch))
+
+    def round_seconds(self, spec: CellSpec, counts: Counts) -> float | None:
+        """A round of the cell's drafter, which offers what `counts` tell; None where it was not timed."""
+        own = self._drafting.get((spec.drafter, spec.batch))
+        verifying = self._verifying.get((spec.suite, spec.batch))
+        if own is None or verifying is None:
+            return None
+        drafting = between({k: p.draft_seconds + p.overhead_seconds for k, p in own.items()}, spec.k)
+        if drafts_trees(spec.drafter):
+            # A tree is verified in its own way: on the probed suite, and elsewhere as much more as a chain.
+            there = self._verifying.get((next(iter(own.values())).suite, spec.batch))
+            if there is None:
+                return None
+            change = between(verifying, spec.k) - between(there, spec.k)
+            return drafting + between({k: p.verify_seconds for k, p in own.items()}, spec.k) + change
+        widths = _widths(counts, spec.k, spec.batch)
+        return drafting + sum(share * between(verifying, width) for width, share in widths.items())
+
+
+def _widths(counts: Counts, k: int, rows: int) -> dict[int, float]:
+    """How wide a verification of `rows` rows is, as shares of the rounds: as wide as the longest of their drafts.
+
+    A row's drafts are taken to be as long as their neighbours' whatever the other rows do.
+    """
+    rounds: dict[int, float] = defaultdict(float)
+    for (drafted, accepted), n in counts.items():
+        rounds[min(drafted, k)] += n * rounds_at(drafted, accepted, k)
+    total = sum(rounds.values())
+    found, below, so_far = {}, 0.0, 0.0
+    for width in sorted(rounds):
+        so_far += rounds[width]
+        chance = (so_far / total) ** rows
+        found[width], below = chance - below, chance
+    return found
 
 
 def between(points: Mapping[float, float], x: float) -> float:

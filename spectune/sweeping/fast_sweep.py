@@ -11,24 +11,24 @@ from typing import Literal
 import numpy as np
 from pydantic import ValidationError
 
-from spectune.engines.engine import Engine, Requests
+from spectune.engines.engine import Request
 from spectune.sweeping.atomic import write_atomically
 from spectune.sweeping.cell import CellSpec, Record
 from spectune.sweeping.fast_plan import (
     Prediction,
     Probe,
+    ProbePlace,
     choose,
     predict,
     prediction_errors,
     probe_places,
+    probed_ks,
 )
 from spectune.sweeping.figures import figures
-from spectune.sweeping.listener import Listener
 from spectune.sweeping.rundir import RunDirectory
 from spectune.sweeping.sweep import Sweep
 
 FILE = "fast.json"
-PROBE_TOKENS = 24  # per row of a probe's pass
 
 Extend = Callable[[Sequence[CellSpec]], None]  # make cells part of the run's plan
 
@@ -93,49 +93,51 @@ def run_fast(sweep: Sweep, grid: Sequence[CellSpec], first: Sequence[CellSpec], 
 
 
 def _probes(sweep: Sweep, grid: Sequence[CellSpec], known: Sequence[Probe]) -> tuple[Probe, ...]:
-    """Time the rounds that are not timed yet. A probe that fails is left out: its cells are not predicted."""
-    probes = {(p.drafter, p.batch, p.k): p for p in known}
-    places = probe_places(grid)
-    for number, spec in enumerate(places, 1):
-        wanted = [(spec.drafter, spec.batch, spec.k), (None, spec.batch, 0)]
-        missing = [place for place in wanted if place not in probes]
-        if not missing or spec.key in sweep.infeasible:
+    """Time the rounds that are not timed yet. A place that fails is left out: its cells are not predicted."""
+    probes = {(p.drafter, p.suite, p.batch, p.k): p for p in known}
+    places, ks = probe_places(grid), probed_ks(grid)
+    for number, place in enumerate(places, 1):
+        spec = place.spec
+        done = any((place.drafter, spec.suite, spec.batch, k) in probes for k in ks)
+        if done or spec.key in sweep.infeasible:
             continue
-        sweep.listener.note(f"timing rounds [{number}/{len(places)}]: {spec.drafter}, K {spec.k}, batch {spec.batch}")
+        what = place.drafter or f"verification, {spec.suite}"
+        sweep.listener.note(f"timing rounds [{number}/{len(places)}]: {what}, batch {spec.batch}")
         try:
-            requests = sweep.engine.render(spec, sweep.suites[spec.suite])
-            for place in missing:
-                if (probe := _probe(sweep.engine, spec, requests, plain=place[0] is None)) is not None:
-                    probes[place] = probe
+            for probe in _probe(sweep, place, ks):
+                probes[probe.drafter, probe.suite, probe.batch, probe.k] = probe
         except Exception as error:
-            _say(sweep.listener, spec, error)
+            sweep.listener.note(f"no times for {what}, batch {spec.batch}: {error}")
             sweep.engine.release()
     return tuple(probes.values())
 
 
-def _probe(engine: Engine, spec: CellSpec, requests: Requests, *, plain: bool) -> Probe | None:
-    """Medians need no warm-up: what the first round of a shape costs beyond the others does not move them."""
+def _probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int]) -> list[Probe]:
     begin = time.perf_counter()
-    few = [replace(r, max_new_tokens=min(r.max_new_tokens, PROBE_TOKENS)) for r in requests.requests[: spec.batch]]
-    done = engine.run_pass(spec, few, mode="plain" if plain else "speculative", repeat=0, order=0)
-    times = done.times
-    parts = (times.draft_median, times.verify_median, times.overhead_median)
-    if not times.rounds or any(part is None for part in parts):
-        return None
-    seconds = sum(part for part in parts if part is not None)
-    name, k = (None, 0) if plain else (spec.drafter, spec.k)
-    return Probe(
-        drafter=name,
-        batch=spec.batch,
-        k=k,
-        round_seconds=seconds,
-        rounds=times.rounds,
-        cost_seconds=time.perf_counter() - begin,
-    )
+    spec = place.spec
+    requests = _typical(sweep.engine.render(spec, sweep.suites[spec.suite]).requests, spec.batch)
+    timed = sweep.engine.time_rounds(spec, requests, ks, drafting=place.drafter is not None)
+    share = (time.perf_counter() - begin) / max(1, len(timed))
+    return [
+        Probe(
+            drafter=place.drafter,
+            suite=spec.suite,
+            batch=spec.batch,
+            k=t.k,
+            rounds=t.rounds,
+            draft_seconds=t.draft_seconds,
+            verify_seconds=t.verify_seconds,
+            overhead_seconds=t.overhead_seconds,
+            cost_seconds=share,
+        )
+        for t in timed
+    ]
 
 
-def _say(listener: Listener, spec: CellSpec, error: Exception) -> None:
-    listener.note(f"no times for {spec.drafter}, K {spec.k}, batch {spec.batch}: {error}")
+def _typical(requests: Sequence[Request], batch: int) -> list[Request]:
+    """As many requests as the batch has rows, spread evenly over the lengths of the prompts."""
+    ordered = sorted(requests, key=lambda r: len(r.token_ids))
+    return [ordered[(2 * i + 1) * len(ordered) // (2 * batch)] for i in range(batch)]
 
 
 def read_record(run: Path) -> FastRecord | None:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
-from spectune.engines.engine import Engine, KeepsRecordings, Request, Requests, SeesDistributions
+from spectune.engines.engine import Engine, KeepsRecordings, KeepsText, Request, Requests, SeesDistributions
 from spectune.errors import SpectuneError, UsageError
 from spectune.measuring.device_memory import watch_peak
 from spectune.sweeping.cell import Bandwidth, CellResult, CellSpec, Memory, MemoryPlan, OutputCheck, PassResult
@@ -73,6 +73,7 @@ def measure_cell(
         bandwidth=bandwidth,
         output_check=check,
         overlap=engine.overlap(spec, sample.taken) if isinstance(engine, SeesDistributions) else (),
+        excerpt=engine.excerpt(sample.taken) if isinstance(engine, KeepsText) else None,
         memory=None
         if memory is None
         else Memory(plan=memory, predicted_bytes=memory.total_bytes, measured_bytes=peak.reading),
