@@ -89,11 +89,11 @@ def make_policy(tolerances: Sequence[str], requirements: Sequence[str], file: Pa
 def read_policy(path: Path) -> Policy:
     """The [gate] table; tables of other commands are left alone."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}") from None
+        raise UsageError(f"{path}: {error.strerror}", "give a TOML file that can be read") from None
+    except (ValueError, RecursionError) as error:  # numbers and nesting beyond Python too
+        raise UsageError(f"{path}: {error}", "correct the TOML there") from None
     table = document.get("gate")
     if not isinstance(table, dict):
         raise UsageError(f"{path} has no [gate] table", "put the thresholds under lines [[gate.threshold]]")
@@ -112,7 +112,7 @@ def parse_tolerance(text: str, where: str) -> float:
     number = text.strip()
     scale = 0.01 if number.endswith("%") else 1.0
     try:
-        value = scale * float(number.removesuffix("%"))
+        value = scale * float(number.removesuffix("%").replace("_", "?"))  # 1_0 is not 10
     except ValueError:
         value = math.nan
     if not 0 <= value <= 1:
@@ -139,6 +139,8 @@ def _threshold(table: dict[str, Any], where: str) -> Threshold:
         raise UsageError(f"{where} names no metric", 'add metric = "speedup"')
     m = metric(_text(table["metric"], where), where)
     selector = parse_selector(_text(table["cells"], where), where) if "cells" in table else ANY
+    if not {"tolerance", "level"} & set(table):
+        raise UsageError(f"{where} changes nothing", 'add tolerance = "8%", or level')
     tolerance = None
     if "tolerance" in table:
         _tolerant(m, where)
@@ -181,5 +183,5 @@ def _known(table: dict[str, Any], keys: set[str], where: str) -> None:
 def _text(value: object, where: str) -> str:
     """A number counts as written: tolerance = 0.01."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UsageError(f"{where}: must be a text, not {value!r}")
+        raise UsageError(f"{where}: must be a text, not {value!r}", 'put it in quotes, as "1%"')
     return str(value)

@@ -63,11 +63,11 @@ def _grown_target(merged: Mapping[str, Any]) -> str:
 def read_config(path: Path) -> dict[str, Any]:
     """The [sweep] table, keys with _. Tables of other commands are left alone."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}") from None
+        raise UsageError(f"{path}: {error.strerror}", "give a TOML file that can be read") from None
+    except (ValueError, RecursionError) as error:  # numbers and nesting beyond Python too
+        raise UsageError(f"{path}: {error}", "correct the TOML there") from None
     table = document.get("sweep")
     if not isinstance(table, dict):
         raise UsageError(f"{path} has no [sweep] table", "put the options under a line [sweep]")
