@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 from gate_helpers import timed_cell, with_requests
-from synthetic_run import failed, strict_json, write_run
+from synthetic_run import failed, spec, strict_json, write_run
 
 from spectune.gating.annotations import annotation_lines
 from spectune.gating.baseline import read_baseline
@@ -284,3 +284,73 @@ def test_neither_a_whole_gate_nor_a_baseline_imports_torch(runs, tmp_path):
         )
         done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
         assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_run_with_a_regression_and_cells_without_a_result_is_no_baseline(runs, spectune, tmp_path):
+    lost = spec(batch=8, repeats=5)
+    worse = timed_cell(1.0)
+    baseline, before = runs["baseline"], runs["baseline"].read_text()
+    update = ("--baseline", baseline, "--update-baseline", "--accept-changes")
+    for name, more in (("broken", {"failures": [failed(batch=8, repeats=5)]}), ("open", {"plan": (worse.spec, lost)})):
+        run = write_run(tmp_path / name, [worse], **more)
+        code, out, err = spectune("gate", run, *update)
+        assert out.startswith("REGRESSION")
+        assert code == 1
+        assert "was not written" in err
+        assert "--resume" in err
+        assert baseline.read_text() == before
+
+
+def test_names_from_outside_make_no_line_of_their_own_and_reach_no_terminal(spectune, tmp_path):
+    name = "a\x1b[31m\n::error::no\u202e"
+    run = write_run(tmp_path / "run", [timed_cell(2.0, suite=name)], [failed(message=name, batch=8)], name=name)
+    baseline = tmp_path / "b.json"
+    assert spectune("baseline", write_run(tmp_path / "old", [timed_cell(2.0)]), "-o", baseline)[0] == 0
+    summary = tmp_path / "s.md"
+    plain = ("gate", run, "--baseline", baseline)
+    for words in (plain, (*plain, "--annotations", "--markdown", summary), (*plain, "--require", "speedup[x]>1")):
+        _, out, err = spectune(*words)
+        told = [line for line in (out + err).splitlines() if line.startswith("::error") and "title=" not in line]
+        assert told == []
+        assert not {"\x1b", "\u202e"} & set(out + err)
+    assert not {"\x1b", "\u202e"} & set(summary.read_text())
+    again = write_run(tmp_path / "again", [timed_cell(2.0, suite=name)])
+    _, _, err = spectune("gate", again, "--baseline", baseline, "--update-baseline", "--accept-changes")
+    assert "added" in err
+    assert not {"\x1b", "\u202e"} & set(err)
+    assert not any(line.startswith("::") for line in err.splitlines())
+
+
+@pytest.mark.parametrize("gpus", [[0], "none", [None, {}], {}])
+@pytest.mark.parametrize("device", ["cuda:x", "cuda:0", "cuda"])
+def test_an_environment_that_is_not_understood_is_no_traceback(spectune, tmp_path, gpus, device):
+    environment = {"device": device, "gpus": gpus}
+    run = write_run(tmp_path / "run", [timed_cell(2.0)], environment=environment)
+    assert spectune("gate", run, "--require", "speedup>=1")[0] == 0
+
+
+def test_a_count_larger_than_any_is_refused(runs, spectune):
+    baseline = json.loads(runs["baseline"].read_text())
+    baseline["cells"][0]["times"]["plain"][0]["tokens"][0] = 10**400
+    runs["baseline"].write_text(json.dumps(baseline))
+    assert "is not a baseline" in wrong_use(spectune, runs["good"], "--baseline", runs["baseline"])
+
+
+@pytest.mark.parametrize("kind", ["good", "bad"])
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_reader_that_leaves_does_not_change_the_exit_code(runs, kind, form):
+    command = (sys.executable, "-m", "spectune", "gate", str(runs[kind]), "--baseline", str(runs["baseline"]), *form)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), err) == ({"good": 0, "bad": 1}[kind], b"")
+
+
+def test_a_stdout_without_unicode_does_not_change_the_exit_code(spectune, tmp_path):
+    run = write_run(tmp_path / "run", [timed_cell(2.0, suite="été\u202e")])
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = (sys.executable, "-m", "spectune", "gate", str(run), "--require", "speedup>=1")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "PASS" in done.stdout

@@ -84,6 +84,7 @@ def test_the_forms_of_a_requirement(text, metric, statistic, selector, op, numbe
         ("speedup>=nan", "not a number"),
         ("speedup>=inf", "not a number"),
         ("speedup>=1%", "not a number"),
+        ("speedup>=1_3", "not a number"),
         ("speedup<=1.3", "better when it is higher"),
         ("tpot_ms>30", "better when it is lower"),
         ("speedup.p95>1", "one value per cell"),
@@ -121,7 +122,7 @@ def test_a_tolerance_is_a_share(text, value):
     assert parse_tolerance(text, "t") == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["5", "-1%", "nan", "", "a lot", "101%"])
+@pytest.mark.parametrize("text", ["5", "-1%", "nan", "", "a lot", "101%", "1_0%"])
 def test_what_is_no_share_is_no_tolerance(text):
     with pytest.raises(UsageError, match="no tolerance"):
         parse_tolerance(text, "--tolerance")
@@ -158,6 +159,10 @@ def test_tolerances_by_metric_and_cell_and_the_last_one_holds(tmp_path):
         ('[[gate.threshold]]\nmetric = "lossless"\ntolerance = "1%"', "no tolerance"),
         ('[[gate.threshold]]\nmetric = "speedup"\nlevel = "fatal"', "choose from error, warn"),
         ('[[gate.threshold]]\nmetric = "speedup"\nlimit = 1', "no key 'limit'"),
+        ('[[gate.threshold]]\nmetric = "speedup"\ncells = "code"', "changes nothing.*add tolerance"),
+        ("[gate]\ntolerance = true", "in quotes"),
+        ("[gate]\ntolerance = " + 5000 * "9", "gate.toml: .*digits"),
+        ("[gate]\ntolerance = " + 10000 * "[", "gate.toml: .*recursion"),
         ("[[gate.require]]", "has no check"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from synthetic_run import cell, failed, rounds_of, strict_json, write_run
 
 from spectune.cli.report import report
+from spectune.errors import SpectuneError
 from spectune.reporting.document import report_document
 from spectune.reporting.page import render
 from spectune.reporting.summary import summarise
@@ -166,3 +167,9 @@ def test_help_needs_neither_torch_nor_matplotlib():
         "assert not {'torch', 'matplotlib', 'jinja2'} & set(sys.modules), 'too much'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=dict(os.environ))
+
+
+def test_figures_cannot_go_where_a_file_is(run, tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(SpectuneError, match="cannot make the folder"):
+        report([run], tmp_path / "page.html", tmp_path / "taken", "svg")

@@ -311,12 +311,12 @@ def test_where_speculation_is_off_there_is_nothing_to_audit(spectune, tmp_path):
 def test_the_page_shows_a_stamp_for_each_drafter_and_every_audit(spectune, run, tmp_path):
     page = tmp_path / "page.html"
     spectune("report", run, "-o", page)
-    assert page.read_text().count("not audited") == 2
+    assert page.read_text().count("not audited") == 3  # the answer and two drafters
     keep(run, audit_of(spec_in(run, "ngram", 4), verdict="FAIL", detectable=0.0421))
     document = strict_json(spectune("report", run, "-o", page, "--json")[1])
     text = page.read_text()
     assert text.count("not audited") == 1
-    assert text.count(">FAIL<") == 2  # the stamp and the audit
+    assert text.count(">FAIL<") == 3  # the answer, the stamp and the audit
     assert "0.042" in text
     assert "2026-02-03" in text
     assert "by hand" in text

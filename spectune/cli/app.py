@@ -26,7 +26,9 @@ from spectune.cli import (
     train,
     verify,
 )
+from spectune.cli.output import safe_stdout
 from spectune.errors import SpectuneError
+from spectune.reporting.format import one_line
 
 app = typer.Typer(
     name="spectune",
@@ -77,20 +79,17 @@ def main() -> None:
     `SPECTUNE_DEBUG=1` shows the traceback of a known error too.
     """
     try:
-        app()
+        with safe_stdout():
+            app()
     except SpectuneError as error:
         if os.environ.get("SPECTUNE_DEBUG"):
             raise
-        print(f"spectune: error: {error.message}", file=sys.stderr)
+        print(f"spectune: error: {one_line(error.message)}", file=sys.stderr)
         if error.hint:
-            print(f"  try: {error.hint}", file=sys.stderr)
+            print(f"  try: {one_line(error.hint)}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader of our output has gone (`spectune … | head`); nothing is wrong.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except OSError as error:
         if os.environ.get("SPECTUNE_DEBUG"):
             raise
-        print(f"spectune: error: {error}", file=sys.stderr)
+        print(f"spectune: error: {one_line(str(error))}", file=sys.stderr)
         sys.exit(4)

@@ -112,6 +112,7 @@ def gate(
     from spectune.gating.markdown import append_step_summary
     from spectune.gating.markdown import markdown as to_markdown
     from spectune.gating.openmetrics import openmetrics as to_openmetrics
+    from spectune.reporting.format import one_line
     from spectune.reporting.store import write
     from spectune.reporting.summary import as_json as to_json
 
@@ -133,8 +134,9 @@ def gate(
         print(*annotation_lines(outcome), sep="\n", file=sys.stderr if as_json else sys.stdout)
     code = outcome.exit_code
     if update_baseline and baseline is not None and committed is not None:
-        from spectune.gating.update import update
+        from spectune.gating.update import incomplete, update
 
-        print(*update(baseline, committed, measured, outcome, accept=accept_changes), sep="\n", file=sys.stderr)
-        code = 0 if accept_changes and outcome.verdict != "RUN FAILED" and measured.cells else code
+        lines = update(baseline, committed, measured, outcome, accept=accept_changes)
+        print(*map(one_line, lines), sep="\n", file=sys.stderr)
+        code = 0 if accept_changes and not incomplete(measured) else code
     raise typer.Exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spectune.gating.check import Check, Outcome
+from spectune.reporting.format import visible
 
 MOST = 10
 
@@ -24,7 +25,7 @@ def _title(check: Check) -> str:
 
 
 def _command(kind: str, title: str, message: str) -> str:
-    return f"::{kind} title={_property(title)}::{_data(message)}"
+    return visible(f"::{kind} title={_property(title)}::{_data(message)}")
 
 
 def _data(text: str) -> str:

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from spectune.errors import UsageError
 from spectune.gating.selector import Place, place_of
-from spectune.sweeping.cell import CellSpec, Count, NonNegative, Record, RoundCount
+from spectune.sweeping.cell import CellSpec, Count, NonNegative, PositiveCount, Record, RoundCount
 
 BASELINE_VERSION = 1
 
@@ -26,8 +26,8 @@ class RequestCounts(Record):
     id: str
     prompt: str
     output_digest: str
-    output_tokens: Annotated[int, Field(ge=1)]
-    counts: tuple[tuple[Count, Count, Annotated[int, Field(ge=1)]], ...]
+    output_tokens: PositiveCount
+    counts: tuple[tuple[Count, Count, PositiveCount], ...]
 
     @model_validator(mode="after")
     def _prefix_of_draft(self) -> RequestCounts:

@@ -8,6 +8,7 @@ from spectune.errors import SpectuneError
 from spectune.gating.check import Outcome
 from spectune.gating.selector import label
 from spectune.gating.table import headline, numbers, rows
+from spectune.reporting.format import visible
 
 STEP_SUMMARY_BYTES = 1024 * 1024  # GitHub drops the summary of a step that has more
 _CUT = "\n\n**Cut here: the summary would exceed 1 MiB. `spectune gate --json` has all of it.**\n"
@@ -52,7 +53,7 @@ def cut(text: str, limit: int) -> bytes:
 
 def _escape(text: str) -> str:
     """One line, in which nothing is a table, a link or HTML."""
-    text = " ".join(text.split())
+    text = visible(" ".join(text.split()))
     for sign in "\\`*_[]|":
         text = text.replace(sign, "\\" + sign)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -104,7 +104,7 @@ def parse_tolerance(text: str, where: str) -> float:
     number = text.strip()
     scale = 0.01 if number.endswith("%") else 1.0
     try:
-        value = scale * float(number.removesuffix("%"))
+        value = scale * float(number.removesuffix("%").replace("_", "?"))  # 1_0 is not 10
     except ValueError:
         value = math.nan
     if not 0 <= value <= 1:
@@ -131,6 +131,8 @@ def _threshold(table: dict[str, Any], where: str) -> Threshold:
         raise UsageError(f"{where} names no metric", 'add metric = "speedup"')
     m = metric(_text(table["metric"], where), where)
     selector = parse_selector(_text(table["cells"], where), where) if "cells" in table else ANY
+    if not {"tolerance", "level"} & set(table):
+        raise UsageError(f"{where} changes nothing", 'add tolerance = "8%", or level')
     tolerance = None
     if "tolerance" in table:
         _tolerant(m, where)
@@ -173,5 +175,5 @@ def _known(table: dict[str, Any], keys: set[str], where: str) -> None:
 def _text(value: object, where: str) -> str:
     """A number counts as written: tolerance = 0.01."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UsageError(f"{where}: must be a text, not {value!r}")
+        raise UsageError(f"{where}: must be a text, not {value!r}", 'put it in quotes, as "1%"')
     return str(value)

@@ -77,7 +77,7 @@ def parse_requirement(text: str, where: str = "--require") -> Requirement:
 
 def _number(text: str, where: str) -> float:
     try:
-        value = float(text)
+        value = float(text.replace("_", "?"))  # Python would read 1_3 as 13
     except ValueError:
         value = math.nan
     if not math.isfinite(value):

@@ -46,18 +46,22 @@ def hardware(environment: Mapping[str, object]) -> dict[str, object]:
     facts = {key: environment.get(key) for key in _HARDWARE}
     kind, _, index = str(environment.get("device")).partition(":")
     facts["device"] = kind
-    gpus = environment.get("gpus")
-    if kind == "cuda" and isinstance(gpus, list):
-        used = gpus[int(index or 0) : int(index or 0) + 1]
-        facts["gpu"] = [{key: gpu.get(key) for key in _GPU} for gpu in used]
+    if kind == "cuda":
+        first = int(index) if index.isdecimal() else 0
+        facts["gpu"] = [{key: gpu.get(key) for key in _GPU} for gpu in _gpus(environment)[first : first + 1]]
     return facts
 
 
 def software(environment: Mapping[str, object]) -> dict[str, object]:
     facts = {key: environment.get(key) for key in _SOFTWARE}
-    gpus = environment.get("gpus")
-    facts["driver"] = gpus[0].get("driver") if isinstance(gpus, list) and gpus else None
+    facts["driver"] = next((gpu.get("driver") for gpu in _gpus(environment)), None)
     return facts
+
+
+def _gpus(environment: Mapping[str, object]) -> list[dict[str, object]]:
+    """As far as they can be understood: the environment is free-form."""
+    gpus = environment.get("gpus")
+    return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
 
 
 def _cell(cell: CellResult, exact_only: bool) -> Cell:

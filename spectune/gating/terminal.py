@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from spectune.gating.check import Outcome
 from spectune.gating.table import headline, rows, short_numbers
-from spectune.reporting.format import visible
+from spectune.reporting.format import one_line
 from spectune.reporting.grid import cell, grid
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     from rich.text import Text
 
     def line(text: str, style: str = "") -> None:
-        console.print(Text(visible(text), style=style), soft_wrap=True)
+        console.print(Text(one_line(text), style=style), soft_wrap=True)
 
     line(headline(outcome), f"bold {_COLOURS[outcome.verdict]}")
     columns = ("suite", "batch", "draft", "K", "AL", "speedup", "verdict")

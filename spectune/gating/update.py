@@ -14,8 +14,8 @@ from spectune.reporting.store import write
 
 def update(path: Path, old: Baseline, run: Baseline, outcome: Outcome, *, accept: bool) -> list[str]:
     """Write the run as the new baseline and say what changed, or say why it was not written."""
-    if outcome.verdict == "RUN FAILED" or not run.cells:
-        return [f"{path} was not written: a run with failed cells is no baseline"]
+    if why := incomplete(run):
+        return [f"{path} was not written: {why}"]
     if outcome.verdict != "PASS" and not accept:
         return [f"{path} was not written: {outcome.verdict}; --accept-changes writes it all the same"]
     # A baseline of exact figures stays one.
@@ -23,6 +23,15 @@ def update(path: Path, old: Baseline, run: Baseline, outcome: Outcome, *, accept
         run = run.model_copy(update={"cells": tuple(c.model_copy(update={"times": None}) for c in run.cells)})
     write(path, baseline_text(run))
     return [f"{path} was written", *(f"  {line}" for line in changes(old, run))]
+
+
+def incomplete(run: Baseline) -> str | None:
+    """Why a run is no baseline, however its checks came out: a gate would miss the cells that have no result."""
+    if any(f.reason != "infeasible" for f in run.failures):
+        return "a run with failed cells is no baseline; sweep again with --resume"
+    if run.unfinished or not run.cells:
+        return "a run with missing cells is no baseline; sweep to the end with --resume"
+    return None
 
 
 def changes(old: Baseline, new: Baseline) -> Iterator[str]:

@@ -70,6 +70,11 @@ def plain(value: object) -> str:
     return str(value)
 
 
+def one_line(text: str) -> str:
+    """Visible, and in one line: a line of its own could pass for our words, or be a command to a CI that reads them."""
+    return visible(text).replace("\n", " ")
+
+
 def visible(text: str) -> str:
     """Names and messages come from outside: control characters must not reach a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)

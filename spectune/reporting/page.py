@@ -67,7 +67,10 @@ def write_figures(
     """Each figure as a file named after it. Raises SpectuneError where they cannot be drawn or written."""
     if (why := drawing.unavailable()) is not None:
         raise SpectuneError(why, "install matplotlib, or leave --figures out")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpectuneError(f"cannot make the folder {folder}: {error.strerror}", "name another one") from error
     found = figures(summary, document["drafts"])
     paths = tuple(folder / f"{f.name}.{kind}" for f in found)
     for figure, path in zip(found, paths, strict=True):

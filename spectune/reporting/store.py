@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -10,10 +11,20 @@ from spectune.errors import SpectuneError
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write beside `path`, sync and rename. Where that fails: SpectuneError, and `path` is as it was."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write beside `path`, sync and rename. Where that fails: SpectuneError, and `path` is as it was.
+
+    A link stays and the file it names is written; a device or pipe, as /dev/null, is written to and never replaced.
+    """
+    # A path that is no UTF-8 may be in the text.
+    data = content.encode("utf-8", errors="replace") if isinstance(content, str) else content
+    asked, path = path, Path(os.path.realpath(path))
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             with open(temporary, "wb") as file:
                 file.write(data)
@@ -23,7 +34,7 @@ def write(path: Path, content: str | bytes) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise SpectuneError(f"cannot write {path}: {error.strerror or error}", "name another file with -o") from error
+        raise SpectuneError(f"cannot write {asked}: {error.strerror or error}", "name another file") from error
 
 
 def write_beside_run(path: Path, content: str) -> None:

@@ -27,7 +27,9 @@ EXCERPT_PROMPT = 600  # characters of its prompt
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
+# Bounded, since means are floats and an int of 400 digits has none.
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+PositiveCount = Annotated[int, Field(ge=1, lt=2**63)]
 Rate = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -70,18 +72,18 @@ class CellSpec(Record):
     suite: str
     suite_digest: str  # of the prompts really used, after filter, sample and limit
     k: Count  # 0: the speculative loop with its drafter at rest, which is not the same as plain decoding
-    batch: Annotated[int, Field(ge=1)]
+    batch: PositiveCount
     rule: Rule
     sampling: Sampling = Sampling()
     seed: int = 0
-    max_new_tokens: Annotated[int, Field(ge=1)]
+    max_new_tokens: PositiveCount
     ignore_eos: bool = False
     chat_template: bool | None  # None: the template for messages, raw text as it is
     dtype: str
     device: str
     draft_device: str
     engine: str = "native"
-    repeats: Annotated[int, Field(ge=1)] = 1
+    repeats: PositiveCount = 1
     # Forced conditional acceptance of positions 1 … k; None: what the models agree on.
     synthetic: tuple[Rate, ...] | None = None
     graphs: bool = False  # rounds run from recordings (CUDA graphs)
@@ -117,7 +119,7 @@ class RoundCount(Record):
 
     drafted: Count
     accepted: Count
-    count: Annotated[int, Field(ge=1)]
+    count: PositiveCount
 
     @model_validator(mode="after")
     def _prefix_of_draft(self) -> RoundCount:
@@ -136,8 +138,8 @@ class RequestResult(Record):
 
     id: str  # unique within the pass
     repeats: str | None = None  # the prompt id, where the prompt is repeated to fill the batch
-    prompt_tokens: Annotated[int, Field(ge=1)]
-    output_tokens: Annotated[int, Field(ge=1)]
+    prompt_tokens: PositiveCount
+    output_tokens: PositiveCount
     finish_reason: Literal["stop", "length", "context"]
     output_digest: str  # hash of the token ids: equal digests mean token-identical output
     ttft_seconds: NonNegative
@@ -240,7 +242,7 @@ class OverlapCount(Record):
     acceptance, `variance` the sum of overlap·(1 − overlap). `accepted` of them were kept.
     """
 
-    position: Annotated[int, Field(ge=1)]
+    position: PositiveCount
     reached: Count
     accepted: Count
     overlap: NonNegative
@@ -277,7 +279,7 @@ class ExcerptPiece(Record):
 
     text: str
     kind: TokenKind  # as `spectune generate` names them
-    tokens: Annotated[int, Field(ge=1)]
+    tokens: PositiveCount
 
 
 class Excerpt(Record):
