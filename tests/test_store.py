@@ -6,8 +6,9 @@ import os
 import stat
 
 import pytest
+from synthetic_run import cell, write_run
 
-from spectune.errors import SpectuneError
+from spectune.errors import SpectuneError, UsageError
 from spectune.reporting.store import write
 
 
@@ -46,3 +47,19 @@ def test_what_is_no_regular_file_is_written_to_and_not_replaced(tmp_path):
 def test_a_path_that_is_no_utf8_may_be_in_the_text(tmp_path):
     write(tmp_path / "file", "run \udcff")
     assert (tmp_path / "file").read_text() == "run ?"
+
+
+def test_what_a_sweep_measured_is_never_written_over(tmp_path):
+    run = write_run(tmp_path / "run", [cell()])
+    (measured,) = (run / "cells").glob("*.json")
+    for path in (run / "run.json", measured):
+        before = path.read_bytes()
+        with pytest.raises(UsageError, match="part of a run"):
+            write(path, "text")
+        assert path.read_bytes() == before
+    (run / "figures").mkdir()
+    write(run / "figures" / "a.svg", "text")
+    write(run / "figures" / "a.svg", "again")
+    write(run / "report.html", "text")
+    write(run / "report.html", "again")
+    assert (run / "report.html").read_text() == "again"

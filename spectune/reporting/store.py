@@ -7,17 +7,22 @@ import os
 import sys
 from pathlib import Path
 
-from spectune.errors import SpectuneError
+from spectune.errors import SpectuneError, UsageError
+from spectune.sweeping.rundir import CELLS, RUN_FILE
 
 
 def write(path: Path, content: str | bytes) -> None:
     """Write beside `path`, sync and rename. Where that fails: SpectuneError, and `path` is as it was.
 
     A link stays and the file it names is written; a device or pipe, as /dev/null, is written to and never replaced.
+    What a sweep has measured is never written over: UsageError.
     """
     # A path that is no UTF-8 may be in the text.
     data = content.encode("utf-8", errors="replace") if isinstance(content, str) else content
     asked, path = path, Path(os.path.realpath(path))
+    in_cells = path.parent.name == CELLS and (path.parent.parent / RUN_FILE).is_file()
+    if path.is_file() and (path.name == RUN_FILE or in_cells):
+        raise UsageError(f"{asked} is part of a run", "name another file")
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

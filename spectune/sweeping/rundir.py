@@ -24,7 +24,7 @@ from spectune.sweeping.atomic import TEMPORARY, cannot_write, write_atomically
 from spectune.sweeping.cell import CellResult, FailedCell, Record, RunInfo
 
 RUN_FILE = "run.json"
-_CELLS = "cells"
+CELLS = "cells"
 _LOCKS = ".locks"
 _FAILED = ".failed.json"
 _Record = TypeVar("_Record", bound=Record)
@@ -48,7 +48,7 @@ class RunDirectory:
         """Names in the folder that no run has left, if it holds no run: a reason not to write there."""
         if self.exists() or not self.path.is_dir():
             return []
-        return sorted({p.name for p in self.path.iterdir()} - {_CELLS, _LOCKS, RUN_FILE + TEMPORARY})
+        return sorted({p.name for p in self.path.iterdir()} - {CELLS, _LOCKS, RUN_FILE + TEMPORARY})
 
     def info(self) -> RunInfo:
         """run.json. Raises UsageError where there is none, or where it cannot be understood."""
@@ -118,13 +118,13 @@ class RunDirectory:
             lock.release()
 
     def _cell(self, key: str) -> Path:
-        return self.path / _CELLS / f"{key}.json"
+        return self.path / CELLS / f"{key}.json"
 
     def _failed(self, key: str) -> Path:
-        return self.path / _CELLS / f"{key}{_FAILED}"
+        return self.path / CELLS / f"{key}{_FAILED}"
 
     def _files(self) -> list[Path]:
-        return sorted((self.path / _CELLS).glob("*.json"))
+        return sorted((self.path / CELLS).glob("*.json"))
 
     def _ordered(self, cells: list[_Cell]) -> tuple[_Cell, ...]:
         place = {spec.key: n for n, spec in enumerate(self.info().plan)}
@@ -136,7 +136,7 @@ class RunDirectory:
 
     def _make_folders(self) -> None:
         try:
-            for folder in (_CELLS, _LOCKS):
+            for folder in (CELLS, _LOCKS):
                 os.makedirs(self.path / folder, exist_ok=True)
         except OSError as error:
             raise cannot_write(self.path, error) from error
