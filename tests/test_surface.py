@@ -171,3 +171,17 @@ def test_a_coefficient_that_another_can_replace_is_null_with_a_reason():
 
 def test_zero_times_are_left_out():
     assert fit_surface([Point(*place, 0.0) for place in PLACES]).points == 0
+
+
+def test_draws_stay_at_the_fitted_times_where_coefficients_can_replace_each_other():
+    """As in a run of one K and nearly one context: each coefficient is uncertain, the time is not."""
+    rng = np.random.default_rng(5)
+    for truth, queries in ((target_time, (1, 5)), (draft_time, (1,))):
+        places = [(b, q, ctx) for b in (1, 4) for q in queries for ctx in (100, 104, 108)]
+        surface = fit_surface(measured(truth, places, rng, noise=0.05)).best
+        here = np.array([(1, queries[0], 104), (4, queries[-1], 104)], dtype=float)
+        drawn = surface.draws(rng, 2000, here)
+        fitted = [surface.seconds(*place) for place in here]
+        assert np.median(drawn, axis=0) == pytest.approx(fitted, rel=0.02)
+        assert (drawn > 0).all()
+        assert (drawn.std(axis=0) < 0.2 * np.array(fitted)).all()

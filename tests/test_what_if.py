@@ -212,3 +212,17 @@ def test_predict_prints_estimates_only(run, spectune):
     assert (code, "choose from" in err) == (2, True)
     code, _, err = spectune("predict", run, "--k", "1-1000", "--batch", "1-1000")
     assert (code, "ask for fewer" in err) == (2, True)
+
+
+def test_one_drafter_is_predicted_as_beside_the_others(tmp_path):
+    """The target's times are those of all cells, whoever drafted."""
+    cells = [timed(k, b) for k in (1, 2, 4, 6) for b in (1, 2, 4, 8)]
+    spec = timed(4, 1).spec.model_copy(update={"drafter": "other"})
+    other = timed(4, 1).model_copy(update={"spec": spec, "key": spec.key})
+    found = load_run(write_run(tmp_path / "run", [*cells, other]))
+    every = profiles(found)
+    both = what_if(found, every, [4], [1, 4]).predictions
+    (alone,) = what_if(found, every, [4], [1, 4], drafters=["other"]).predictions
+    assert alone == next(p for p in both if p.drafter == "other")
+    measured = next(p for p in every if p.spec.drafter == "other").speedup.value
+    assert alone.rows[0].speedup.value == pytest.approx(measured, rel=0.05)

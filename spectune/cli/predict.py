@@ -50,8 +50,7 @@ def predict(
     names = dict.fromkeys(p.spec.drafter for p in measured)
     if unknown := [name for name in draft or () if name not in names]:
         raise UsageError(f"--draft: no drafter {unknown[0]!r} in this run", f"it has {', '.join(names)}")
-    wanted = tuple(p for p in measured if not draft or p.spec.drafter in draft)
-    found = what_if(loaded, wanted, ks, batches, gpu=there, context=context)
+    found = what_if(loaded, measured, ks, batches, gpu=there, context=context, drafters=draft or None)
     if as_json:
         print(to_json(prediction_document(loaded.info.name, found)))
         return

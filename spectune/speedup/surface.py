@@ -20,7 +20,7 @@ import numpy as np
 
 from spectune.errors import UsageError
 from spectune.speedup.surface_descent import Descent, Solution
-from spectune.speedup.surface_forms import NAMES, UNITS, Array, Form, features, names_of, seconds, times, typical
+from spectune.speedup.surface_forms import NAMES, UNITS, Array, Form, features, names_of, times, typical
 
 REACH = 2.0  # how far beyond the measured range a prediction is given unasked
 _FOLDS = 5
@@ -102,10 +102,16 @@ class Surface:
         return Seconds(value, value * math.exp(-reach), value * math.exp(reach), outside)
 
     def draws(self, random: np.random.Generator, count: int, places: Array) -> Array:
-        """Times [count, points] at places [points, (B, q, ctx)], under coefficients drawn from their uncertainty."""
-        covariance = np.array(self.covariance)
-        drawn = random.multivariate_normal(np.array(self.parameters), covariance, count, method="eigh")
-        return np.maximum(seconds(self.form, self.expert_share, np.maximum(drawn, 0.0), places), 1e-9)
+        """Times [count, points] at places [points, (B, q, ctx)], drawn from the coefficients' uncertainty.
+
+        Drawn are the logarithms, as in `predict`. Coefficients that can take each other's place are uncertain many
+        times over while their sum is not; drawing them and cutting them at 0 would move every time.
+        """
+        value, slopes = times(self.form, self.expert_share, np.array(self.parameters), places)
+        value = np.maximum(value, 1e-9)
+        zero = np.zeros(len(self.parameters))
+        drawn = random.multivariate_normal(zero, np.array(self.covariance), count, method="eigh")
+        return np.asarray(value * np.exp(drawn @ (slopes / value[:, None]).T))
 
     def _at(self, rows: float, query: float, context: float) -> tuple[Array, Array]:
         return times(self.form, self.expert_share, np.array(self.parameters), np.array([[rows, query, context]], float))

@@ -49,16 +49,6 @@ def times(form: Form, expert_share: float | None, parameters: Array, places: Arr
     return parameters[0] + longer * corner, slopes
 
 
-def seconds(form: Form, expert_share: float | None, parameters: Array, places: Array) -> Array:
-    """The same times for many sets of parameters [draws, n] at once: [draws, points]."""
-    names, feature = names_of(form, expert_share), features(places, expert_share)
-    parts = {n: parameters[:, i : i + 1] * feature[n] for i, n in enumerate(names)}
-    if form == "linear":
-        return np.asarray(sum(parts.values()))
-    memory = sum(part for n, part in parts.items() if n not in ("token", "fixed"))
-    return np.asarray(parts["fixed"] + (memory**_SHARPNESS + parts["token"] ** _SHARPNESS) ** (1 / _SHARPNESS))
-
-
 def typical(places: Array, seconds: Array, names: tuple[str, ...]) -> Array:
     """For each coefficient the value that alone would make the median time."""
     feature = features(places, 0.5)

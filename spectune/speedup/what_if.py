@@ -9,7 +9,7 @@ another GPU from `elsewhere`. All of it is drawn from its uncertainty, and a fig
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -104,8 +104,13 @@ def what_if(
     *,
     gpu: Device | None = None,
     context: float | None = None,
+    drafters: Collection[str] | None = None,
 ) -> WhatIf:
     """Every drafter and suite of the run at every K and batch, at the suite's mean context unless one is given.
+
+    Args:
+        profiles: of all cells, since all of them tell what the target's forwards take.
+        drafters: predict only these.
 
     Raises UsageError for more than 10 000 places.
     """
@@ -119,7 +124,8 @@ def what_if(
         drawn = draw(gpu, efficiency, DRAWS)
     groups: dict[tuple[str, str, str], list[Profile]] = {}
     for p in usable:
-        groups.setdefault((p.spec.suite, p.spec.drafter, p.spec.rule), []).append(p)
+        if drafters is None or p.spec.drafter in drafters:
+            groups.setdefault((p.spec.suite, p.spec.drafter, p.spec.rule), []).append(p)
     found = []
     for name, members in groups.items():
         typical = [p.timing.mean_context for p in members if p.timing.mean_context is not None]
