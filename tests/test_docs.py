@@ -249,3 +249,8 @@ def test_the_drafter_of_the_contributors_page_is_lossless(tiny):
             run = decode(tiny, names["RepeatDrafter"](), prompts, k=k, batch=batch, rule="match", sampling=sampling)
             assert tokens_of(run) == plain
             assert sum(r.drafted for g in run.generations for r in g.rounds) > 20
+
+
+@pytest.mark.parametrize(("command", "table"), [("sweep", "[sweep]"), ("gate", "[gate]"), ("gate", "[code]<30")])
+def test_brackets_in_help_are_printed(spectune, command, table):
+    assert table in spectune(command, "--help")[1]

@@ -105,6 +105,13 @@ def test_one_engine_can_be_asked_for(spectune, run):
     assert "llama.cpp" in err
 
 
+def test_asking_for_an_engine_leaves_the_kept_answer_whole(spectune, run):
+    spectune("recommend", run)
+    kept = (run / "recommendation.json").read_bytes()
+    assert spectune("recommend", run, "--for", "vllm")[0] == 0
+    assert (run / "recommendation.json").read_bytes() == kept
+
+
 def test_asking_for_an_engine_prints_the_choice_and_its_settings_alone(spectune, run):
     _, out, _ = spectune("recommend", run, "--for", "vllm")
     assert "draft, K 1  [FASTER]" in out

@@ -47,7 +47,7 @@ def test_too_few_prompts_are_said_and_all_are_used():
     cell = measure(spec(precision=0.001), FakeEngine(), SUITE)
     assert sum(map(len, prompts(cell))) == 60
     (warning,) = [w for w in cell.warnings if w.startswith("precision-not-reached")]
-    assert "after all 60 prompts, asked for was ±0.1%" in warning
+    assert "after all 60 prompts, asked for was ±0.1%; measure 240 next" in warning
 
 
 def test_every_portion_fills_the_batch_and_is_paired_with_plain_decoding():

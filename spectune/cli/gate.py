@@ -25,7 +25,7 @@ def gate(
         list[str] | None,
         typer.Option(
             "--require",
-            help="What every selected cell must reach, as 'speedup>=1.3' or 'tpot_ms.p95[code]<30'; repeatable.",
+            help="What every selected cell must reach, as 'speedup>=1.3' or 'tpot_ms.p95\\[code]<30'; repeatable.",
             rich_help_panel=_CHECKS,
         ),
     ] = None,
@@ -33,7 +33,7 @@ def gate(
         list[str] | None,
         typer.Option(
             "--tolerance",
-            help="Largest change for the worse that passes: 1% for all exact metrics, or 'speedup[code]=8%'; "
+            help="Largest change for the worse that passes: 1% for all exact metrics, or 'speedup\\[code]=8%'; "
             "repeatable.",
             rich_help_panel=_CHECKS,
         ),
@@ -41,7 +41,9 @@ def gate(
     thresholds: Annotated[
         Path | None,
         typer.Option(
-            "--thresholds", help="TOML file with a table [gate]: tolerances and requirements.", rich_help_panel=_CHECKS
+            "--thresholds",
+            help="TOML file with a table \\[gate]: tolerances and requirements.",
+            rich_help_panel=_CHECKS,
         ),
     ] = None,
     only: Annotated[

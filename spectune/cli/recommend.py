@@ -67,7 +67,8 @@ def recommend(
         return
     summary = summarise(path, engine=wanted, mix=mix, goal=goal)
     document = to_json(recommendation_document(summary))
-    write_beside_run(path / "recommendation.json", document + "\n")
+    if wanted is None:  # what one engine was asked for is not the run's whole answer
+        write_beside_run(path / "recommendation.json", document + "\n")
     if as_json:
         print(document)
         return

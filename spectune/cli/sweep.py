@@ -240,7 +240,7 @@ def sweep(
     ] = None,
     config: Annotated[
         Path | None,
-        _option("--config", help="TOML file with these options in a table [sweep].", panel=_RUN),
+        _option("--config", help="TOML file with these options in a table \\[sweep].", panel=_RUN),
     ] = None,
     quiet: Annotated[bool | None, _option("--quiet/--no-quiet", help="No progress.", panel=_RUN)] = None,
     as_json: Annotated[

@@ -92,7 +92,7 @@ def latency_lines(summary: Summary) -> Iterator[str]:
 
 
 def sample_table(summary: Summary, precision: float) -> Table:
-    columns = ("suite", "batch", "draft", "K", "AL ±", "prompts", "wanted")
+    columns = ("suite", "batch", "draft", "K", "AL ±", "prompts", "next")
     table = grid(f"prompts for an acceptance length within {precision:.1%}", columns, left=("suite", "draft"))
     for s in sample_plans([p.cell for p in summary.profiles if p.excluded is None], precision):
         width = form.MISSING if s.plan.half_width is None else f"{s.plan.half_width:.1%}"

@@ -48,7 +48,7 @@ class Sample:
         known = "unknown" if plan.half_width is None else f"known to ±{plan.half_width:.1%}"
         return (
             f"precision-not-reached: the acceptance length is {known} after all {len(self.taken)} prompts, "
-            f"asked for was ±{self.spec.precision:.1%}; about {plan.prompts} prompts would do",
+            f"asked for was ±{self.spec.precision:.1%}; measure {plan.prompts} next",
         )
 
     def _plan(self, passes: Sequence[PassResult]) -> SamplePlan:
