@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,10 +78,3 @@ def named_ticks(values: Iterable[int]) -> tuple[tuple[float, str], ...]:
 
 def distinct(items: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(items))
-
-
-def spread(items: Sequence[int], most: int) -> list[int]:
-    """At most `most` of the items, evenly spread, both ends included."""
-    if len(items) <= most or most < 2:
-        return list(items[:most])
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]

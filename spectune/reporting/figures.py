@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from spectune.reporting import format as form
-from spectune.reporting.chart import Figure, Numbers, Panel, Series, distinct, named_ticks, spread
+from spectune.reporting.chart import Figure, Numbers, Panel, Series, distinct, named_ticks
 from spectune.reporting.summary import Summary
 from spectune.speedup.profile import Profile
 from spectune.speedup.waterfall import STEPS
+from spectune.sweeping.counts import spread
 
 _LINES = 8  # drafts drawn in a panel of lines: more cannot be told apart
 _PANELS = 12

@@ -17,11 +17,8 @@ from pydantic import ValidationError
 
 from spectune.errors import CannotJudge, UsageError
 from spectune.sweeping.cell import SCHEMA_VERSION, CellResult, CellSpec, FailedCell, Record, RunInfo
+from spectune.sweeping.rundir import CELLS, FAILED, RUN_FILE
 from spectune.sweeping.synthetic import one_setting
-
-RUN_FILE = "run.json"
-CELLS = "cells"
-FAILED = ".failed.json"
 
 # What the cells of one run may differ in. Anything else would make their speeds incomparable.
 _AXES = {

@@ -43,3 +43,10 @@ def _item(item: str, whole: str, what: str, least: int) -> Sequence[int]:
     if last > LARGEST:
         raise UsageError(f"{what} takes counts from {least} to {LARGEST}, not {last}", _EXAMPLE)
     return range(first, last + 1)
+
+
+def spread(items: Sequence[int], most: int) -> list[int]:
+    """At most `most` of the items, evenly spread, both ends included."""
+    if len(items) <= most or most < 2:
+        return list(items[:most])
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]

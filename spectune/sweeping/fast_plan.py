@@ -20,6 +20,7 @@ import numpy as np
 
 from spectune.speedup.shorter import Counts, length_at, rounds_at
 from spectune.sweeping.cell import CellResult, CellSpec, Record
+from spectune.sweeping.counts import spread
 from spectune.sweeping.drafter_names import drafts_trees
 from spectune.sweeping.figures import speculative_rounds
 
@@ -92,8 +93,7 @@ def survey(grid: Sequence[CellSpec], prompts: int, infeasible: Container[str] = 
 def probed_ks(grid: Sequence[CellSpec]) -> tuple[int, ...]:
     """Some K of the grid, spread evenly from the smallest to the largest, and 0."""
     ks = sorted({spec.k for spec in grid if spec.k})
-    few = {ks[round(i * (len(ks) - 1) / (_PROBED - 1))] for i in range(_PROBED)}
-    return (0, *sorted(few))
+    return (0, *spread(ks, _PROBED))
 
 
 @dataclass(frozen=True, slots=True)

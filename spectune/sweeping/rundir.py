@@ -26,7 +26,7 @@ from spectune.sweeping.cell import CellResult, FailedCell, Record, RunInfo
 RUN_FILE = "run.json"
 CELLS = "cells"
 _LOCKS = ".locks"
-_FAILED = ".failed.json"
+FAILED = ".failed.json"
 _Record = TypeVar("_Record", bound=Record)
 
 
@@ -66,11 +66,11 @@ class RunDirectory:
 
     def results(self) -> tuple[CellResult, ...]:
         """All finished cells, in the order of the plan; cells outside of it follow by key."""
-        return self._ordered([_read(p, CellResult) for p in self._files() if not p.name.endswith(_FAILED)])
+        return self._ordered([_read(p, CellResult) for p in self._files() if not p.name.endswith(FAILED)])
 
     def failures(self) -> tuple[FailedCell, ...]:
         """All failed cells that no later success has replaced, in the order of the plan."""
-        failures = [_read(p, FailedCell) for p in self._files() if p.name.endswith(_FAILED)]
+        failures = [_read(p, FailedCell) for p in self._files() if p.name.endswith(FAILED)]
         return self._ordered([f for f in failures if not self.is_finished(f.key)])
 
     def failure(self, key: str) -> FailedCell | None:
@@ -121,7 +121,7 @@ class RunDirectory:
         return self.path / CELLS / f"{key}.json"
 
     def _failed(self, key: str) -> Path:
-        return self.path / CELLS / f"{key}{_FAILED}"
+        return self.path / CELLS / f"{key}{FAILED}"
 
     def _files(self) -> list[Path]:
         return sorted((self.path / CELLS).glob("*.json"))
