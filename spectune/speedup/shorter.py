@@ -5,8 +5,8 @@ begins with what the longer draft went on with, and the last token of a full rou
 Where all d were kept, the last of them goes on into the next long round, so its share counts: (a + 1) / (k + 1).
 
 Cutting each round at k instead would forget the further rounds that a long run is good for; the two agree where every
-token has the same chance. On texts with runs and without, this is right within 2 % from K = 8 and 4 % from K = 4, and
-cutting within 19 % and 12 % (see the tests).
+token has the same chance. On texts with runs and without, this is right within 2 % from K = 8 and 4 % from K = 4;
+cutting is wrong by more than 15 % on some (see the tests).
 """
 
 from __future__ import annotations
