@@ -7,21 +7,20 @@ chapter 8), repeats apart, since the runs had nothing to do with each other's.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from spectune.speedup.acceptance import speculative_requests
+from spectune.speedup.positions import length_resamples, measured
 from spectune.speedup.profile import Profile
 from spectune.speedup.uncertainty import (
-    RESAMPLES,
     Draws,
     Estimate,
     Rates,
     cell_rates,
-    draw_counts,
     interval,
     ratio_draws,
 )
@@ -127,27 +126,11 @@ def _lengths(a: Profile, b: Profile, why: str | None) -> Difference:
     x, y = a.acceptance.acceptance_length, b.acceptance.acceptance_length
     if why is not None or x is None or y is None:
         return Difference(x, y, None, None, None, why or "nothing was decoded speculatively")
-    x_draws, y_draws = _length_draws(a.cell), _length_draws(b.cell)
+    x_draws, y_draws = (length_resamples(p.spec.suite, speculative_requests(p.cell)) for p in (a, b))
     if x_draws is None or y_draws is None:
         return Difference(x, y, y - x, None, None, "one prompt only: its spread cannot be known")
-    low, high = map(float, np.nanpercentile(y_draws - x_draws, [2.5, 97.5]))
-    return Difference(x, y, y - x, low, high, None)
-
-
-def _length_draws(cell: CellResult) -> Draws | None:
-    """Resamples of the acceptance length over prompts."""
-    prompts = _prompts(cell)
-    if len(prompts) < 2:
-        return None
-    sums = np.zeros((2, len(prompts)))
-    row = {name: i for i, name in enumerate(prompts)}
-    for p in cell.passes:
-        for r in p.requests if p.mode == "speculative" else ():
-            sums[0, row[r.prompt_id]] += sum(c.accepted * c.count for c in r.rounds)
-            sums[1, row[r.prompt_id]] += sum(c.count for c in r.rounds)
-    accepted, rounds = sums @ draw_counts(zlib.crc32(cell.spec.suite.encode()), len(prompts), RESAMPLES).T
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(1 + accepted / rounds)
+    found = measured(y - x, y_draws - x_draws)
+    return Difference(x, y, found.value, found.low, found.high, None)
 
 
 def _prompts(cell: CellResult) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 from spectune.speedup.acceptance import rounds_and_accepted, speculative_requests
 from spectune.speedup.curve import AcceptanceCurve, Array, CurvePoint, fit_curve, refit
 from spectune.speedup.shorter import rounds_at
-from spectune.speedup.uncertainty import RESAMPLES, draw_counts, ends
+from spectune.speedup.uncertainty import RESAMPLES, Draws, draw_counts, ends
 from spectune.sweeping.cell import CellResult, RequestResult
 
 
@@ -103,20 +103,34 @@ def acceptance_length(cell: CellResult, *, resamples: int = RESAMPLES) -> Measur
 
 def pooled_length(suite: str, requests: Sequence[RequestResult], *, resamples: int = RESAMPLES) -> Measured | None:
     """The same for requests of one suite, which were decoded speculatively."""
+    sums = _sums(requests)
+    accepted, rounds = sums.sum(axis=0)
+    if not rounds:
+        return None
+    return measured(float(1 + accepted / rounds), _resampled(suite, sums, resamples))
+
+
+def length_resamples(suite: str, requests: Sequence[RequestResult]) -> Draws | None:
+    """Acceptance lengths over resampled prompts; None with fewer than two."""
+    return _resampled(suite, _sums(requests), RESAMPLES)
+
+
+def _sums(requests: Sequence[RequestResult]) -> Array:
+    """Accepted tokens and rounds of each prompt: [prompts, 2]."""
     by_prompt: dict[str, list[float]] = {}
     for r in requests:
         counts = by_prompt.setdefault(r.prompt_id, [0.0, 0.0])
         rounds_of, accepted_of = rounds_and_accepted(r)
         counts[0] += accepted_of
         counts[1] += rounds_of
-    sums = np.array([by_prompt[name] for name in sorted(by_prompt)])  # [prompts, (accepted, rounds)]
-    accepted, rounds = sums.sum(axis=0)
-    if not rounds:
-        return None
+    return np.array([by_prompt[name] for name in sorted(by_prompt)]).reshape(-1, 2)
+
+
+def _resampled(suite: str, sums: Array, resamples: int) -> Draws | None:
     if len(sums) < 2:
-        return Measured(float(1 + accepted / rounds), None, None)
+        return None
     drawn = draw_counts(zlib.crc32(suite.encode()), len(sums), resamples) @ sums
-    return measured(float(1 + accepted / rounds), 1 + _ratio(drawn[:, 0], drawn[:, 1]))
+    return 1 + _ratio(drawn[:, 0], drawn[:, 1])
 
 
 def length_draws(cells: Sequence[CellResult], k: int, draws: int) -> Array | None:
