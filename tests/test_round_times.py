@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from test_native_engine import engine, spec_of, suite_of  # noqa: F401  (a fixture)
 
-from spectune.engines.round_times import BLOCK, Blocks
+from spectune.decoding.decoder import Decoder, DecodeSettings
+from spectune.decoding.generation import RoundTrace
+from spectune.decoding.stopping import StopRule
+from spectune.engines.round_times import BLOCK, Blocks, timings
 from spectune.suites.prompt import Prompt, Suite
 
 
@@ -62,3 +67,34 @@ def test_rounds_stop_where_they_are_told_to(engine):  # noqa: F811
     run = engine._decoder(spec, speculative=True).decode(requests, 2, rounds=2)
     assert len(run.trace) == run.target_forwards == 2
     assert len(engine._decoder(spec, speculative=True).decode(requests, 2, rounds=0).trace) == 0
+
+
+def test_rounds_with_a_free_slot_do_not_count():
+    def trace(seconds, *, full):
+        return RoundTrace(
+            rows=2 if full else 1,
+            full=full,
+            drafted=0,
+            nodes=0,
+            emitted=1,
+            draft_steps=0,
+            context=10.0,
+            draft_seconds=0.0,
+            verify_seconds=seconds,
+            overhead_seconds=0.0,
+        )
+
+    rounds = [trace(2.0, full=True), trace(2.0, full=True), trace(0.5, full=False), trace(0.5, full=False)]
+    (found,) = timings([1, 1, 1, 1], rounds)
+    assert (found.rounds, found.verify_seconds) == (2, 2.0)
+    assert timings([1, 1], rounds[2:]) == ()
+
+
+def test_a_draft_made_ahead_for_another_k_is_not_taken_up(engine):  # noqa: F811
+    blocks = Blocks((1, 3))
+    requests = engine.render(spec_of(engine, batch=2), suite_of("a", "b")).requests
+    endless = [replace(r, max_new_tokens=50) for r in requests[:2]]
+    drafter = engine.built("early-exit:1").drafter
+    decoder = Decoder(engine.loaded.model, drafter, DecodeSettings(blocks, graphs=True), StopRule(frozenset()))
+    run = decoder.decode(endless, 2, rounds=len(blocks.order))
+    assert [t.drafted for t in run.trace] == [2 * k for k in blocks.order]

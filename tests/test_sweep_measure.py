@@ -14,6 +14,7 @@ from spectune.suites.prompt import Prompt, Suite
 from spectune.sweeping.cell import Bandwidth, CellSpec, MemoryPlan, OutputCheck, Reading, Sampling
 from spectune.sweeping.figures import figures
 from spectune.sweeping.measure import check_counts, measure_cell, pass_order
+from spectune.sweeping.warning import cell_warnings
 
 SUITE = Suite("code", "test", tuple(Prompt(f"p{n}", "all", text="x") for n in range(4)))
 
@@ -198,3 +199,9 @@ def test_recordings_stand_in_the_memory_plan_and_what_was_not_recorded_in_the_wa
     assert result.memory.predicted_bytes == 1 + 2 + 3 + 4 + 4321
     assert any(w.startswith("not-recorded: the model asks the host") for w in result.warnings)
     assert "not-recorded" not in str(measure(spec(), FakeEngine()).warnings)
+
+
+def test_a_drafter_at_rest_is_not_warned_about_for_drafting_nothing():
+    assert not any("nothing-drafted" in w for w in measure(spec(k=0), FakeEngine()).warnings)
+    silent = measure(spec(k=0), FakeEngine()).passes
+    assert any("nothing-drafted" in w for w in cell_warnings(spec(k=4), silent, None))

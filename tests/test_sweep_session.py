@@ -11,6 +11,7 @@ from fake_engine import FakeEngine, model
 
 from spectune.errors import SpectuneError, UsageError
 from spectune.sweeping import session
+from spectune.sweeping.config import settings
 from spectune.sweeping.options import SweepOptions
 from spectune.sweeping.rundir import RunDirectory
 from spectune.sweeping.session import prepare, run
@@ -298,3 +299,16 @@ def test_settings_of_the_model_and_the_chat_template(options):
     assert first.chat_template is None  # each prompt's own form decides
     for chat in (True, False):
         assert prepare(options(chat=chat), engine, suites).plan[0].chat_template is chat
+
+
+def test_k_0_is_a_cell_of_its_own_that_no_theory_is_about(tmp_path, options):
+    outcome = run(options(ks=(0, 2)), engine=FakeEngine(), output=tmp_path / "r")
+    assert {r.spec.k for r in outcome.results} == {0, 2}
+    assert {draft.k for draft in outcome.card.drafts} == {2}
+    for cell in outcome.results:
+        if cell.spec.k == 0:
+            assert not any(c.drafted for p in cell.passes for r in p.requests for c in r.rounds)
+    (tmp_path / "c.toml").write_text('[sweep]\nk = "0,2"\n')
+    assert settings({}, tmp_path / "c.toml").options.ks == (0, 2)
+    with pytest.raises(UsageError, match="--batch takes counts from 1"):
+        options(batches=(0, 1))

@@ -226,3 +226,14 @@ def test_one_drafter_is_predicted_as_beside_the_others(tmp_path):
     assert alone == next(p for p in both if p.drafter == "other")
     measured = next(p for p in every if p.spec.drafter == "other").speedup.value
     assert alone.rows[0].speedup.value == pytest.approx(measured, rel=0.05)
+
+
+def test_predict_takes_the_asked_drafter_alone(tmp_path, spectune):
+    cells = [timed(k, b) for k in (1, 2, 4, 6) for b in (1, 2, 4, 8)]
+    spec = timed(4, 1).spec.model_copy(update={"drafter": "other"})
+    other = timed(4, 1).model_copy(update={"spec": spec, "key": spec.key})
+    both = write_run(tmp_path / "run", [*cells, other])
+    code, out, _ = spectune("predict", both, "--draft", "other", "--k", "4", "--json")
+    assert code == 0
+    assert [p["drafter"] for p in strict_json(out)["predictions"]] == ["other"]
+    assert spectune("predict", both, "--draft", "third")[0] == 2

@@ -71,7 +71,7 @@ def check(fast: Run, full: Run, record: FastRecord) -> Check:
             _choice(place, fast.cells, grid, truth)
             for place in dict.fromkeys((s.suite, s.batch) for s in full.info.plan)
         ),
-        sum(map(_seconds, fast.cells)) + sum(p.cost_seconds or 0.0 for p in record.probes),
+        sum(map(_seconds, fast.cells)) + sum(p.cost_seconds for p in record.probes),
         sum(map(_seconds, full.cells)),
         len(fast.cells),
         len(full.cells),
