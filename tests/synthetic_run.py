@@ -141,7 +141,7 @@ def cell(
     the speedup asks for is overhead. `noise` scales the prompts' spread, `drift(repeat)` shifts one repeat.
     """
     where = spec(**changes)
-    rounds = rounds or (RoundCount(drafted=where.k, accepted=where.k // 2, count=20),)
+    rounds = rounds or (RoundCount(drafted=where.k, accepted=(where.k + 1) // 2, count=20),)
     per_round = sum((c.accepted + 1) * c.count for c in rounds) / sum(c.count for c in rounds)
     steps = sum(c.drafted * c.count for c in rounds) / sum(c.count for c in rounds) if steps is None else steps
     round_seconds = per_round * STEP / speedup

@@ -338,3 +338,21 @@ def test_the_forced_acceptance_is_the_measured_one(tmp_path):
     assert 1 + sum(measured.joint) == pytest.approx(measured.length, abs=1e-3)
     assert list(measured.joint) == sorted(measured.joint, reverse=True)
     assert measured_acceptance(Config("draft", "greedy", 5), found) is None
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp"])
+@pytest.mark.parametrize("drafter", ["eagle3:demo", "smollm2-4l"])
+def test_a_shipped_draft_is_a_path_to_fill_in(engine, drafter):
+    """No engine knows `demo`: a command with it would fail in the server."""
+    found = export(engine, drafter)
+    if found.text is not None:
+        assert "path/to/your-" in found.text
+        assert drafter.rpartition(":")[2] not in found.text
+        assert any("Fill in the path" in note for note in found.notes)
+
+
+def test_the_demo_model_is_named_by_its_hub_id(tmp_path, spectune):
+    cells = [synthetic_run.cell(target="smollm2", drafter="org/model")]
+    run = synthetic_run.write_run(tmp_path / "run", cells)
+    _, out, _ = spectune("recommend", run, "--for", "vllm")
+    assert "vllm serve HuggingFaceTB/SmolLM2-135M-Instruct " in out

@@ -113,19 +113,41 @@ def test_the_step_summary_is_appended_where_github_says(runs, spectune, tmp_path
 
 def outcome_of(count: int, level="error", text=NASTY) -> Outcome:
     place = (text, text, "greedy", 4, 1)
-    checks = [Check(text, "exact", place, "REGRESSION", text, level) for _ in range(count)]
+    checks = [Check(text, "exact", place, "REGRESSION", f"{text}{i}", level) for i in range(count)]
     return Outcome(text, text, tuple(checks), (text,))
 
 
 def test_a_summary_over_the_limit_is_cut_with_a_notice(tmp_path):
     path = tmp_path / "s.md"
     path.write_bytes(b"x" * 1000)
-    append_step_summary(path, markdown(outcome_of(30000, text="ä" * 20)))
+    assert not append_step_summary(path, markdown(outcome_of(30000, text="ä" * 20)))
     data = path.read_bytes()
     assert STEP_SUMMARY_BYTES - 200 < len(data) <= STEP_SUMMARY_BYTES
     assert "would exceed 1 MiB" in data.decode()
-    append_step_summary(path, "more\n" * 100)
+    assert not append_step_summary(path, "more\n" * 100)
     assert path.stat().st_size <= STEP_SUMMARY_BYTES
+
+
+def test_a_full_step_summary_is_said(runs, spectune, tmp_path, monkeypatch):
+    summary = tmp_path / "summary.md"
+    summary.write_bytes(b"x" * STEP_SUMMARY_BYTES)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    code, _, err = spectune("gate", runs["again"], "--baseline", runs["baseline"], "--step-summary")
+    assert code == 0
+    assert "the step summary is full" in err
+
+
+def test_checks_with_the_same_trouble_are_one_line(runs, spectune):
+    path = runs["baseline"]
+    other = json.loads(path.read_text())
+    other["hardware"]["cpu"] = "another"
+    path.write_text(json.dumps(other))
+    code, out, _ = spectune("gate", runs["again"], "--baseline", path)
+    lines = [line for line in out.splitlines() if "another machine" in line]
+    assert code == 3
+    assert len(lines) == 2  # one that decides, and one for the metrics that only warn
+    assert lines[0].startswith("CANNOT JUDGE: code, batch 1, draft, K 4: speedup: ")
+    assert re.match(r"warning: CANNOT JUDGE: \d checks \(code, batch 1, draft, K 4: \w+; …\): ", lines[1])
 
 
 def test_at_most_ten_annotations_of_a_kind_all_escaped():

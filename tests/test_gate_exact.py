@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gate_helpers import accepting, check, judged, side, with_requests
+from gate_helpers import accepting, check, judged, side, timed_cell, with_requests
 from synthetic_run import cell, failed
 
 from spectune.errors import UsageError
@@ -249,3 +249,11 @@ def test_other_requests_cannot_be_compared(tmp_path):
     outcome = judged(tmp_path, [counted((4, 2, 20), prompts=8)], [counted((4, 2, 20), prompts=6)])
     assert outcome.exit_code == 3
     assert "8 -> 6 requests" in check(outcome, "settings").message
+
+
+def test_a_run_that_was_stopped_names_its_cells_and_no_other_plan(tmp_path):
+    before, cells = [timed_cell(2.0)], [timed_cell(2.0, k=8)]
+    outcome = judged(tmp_path, before, cells, plan=(before[0].spec, cells[0].spec))
+    assert outcome.verdict == "CANNOT JUDGE"
+    (trouble,) = outcome.troubles
+    assert trouble.message == "the cell was not run; sweep with --resume"

@@ -33,7 +33,7 @@ def test_the_terminal_prints_the_numbers_of_the_json(spectune, run):
     assert f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})" in shown
 
 
-@pytest.mark.parametrize("command", [["recommend"], ["recommend", "--all"], ["fit"]])
+@pytest.mark.parametrize("command", [["recommend"], ["recommend", "--all"], ["fit"], ["fit", "--all"]])
 def test_tables_fit_80_columns_without_colours_where_there_is_no_terminal(spectune, tmp_path, command):
     name = "organisation/a-model-with-a-rather-long-name-0.5B-instruct"
     run = write_run(tmp_path / "long", [cell(k=k, batch=b, drafter=name) for k in (2, 16) for b in (1, 64)])
@@ -95,6 +95,44 @@ def test_off_is_an_answer_and_exits_with_0(spectune, tmp_path):
     assert "OFF: decode without speculation" in out
     assert "SLOWER" in out
     assert "Leave --speculative-config out" in out
+
+
+def test_a_speedup_beyond_the_acceptance_length_is_never_faster(spectune, tmp_path):
+    """K 4 keeps 2 of 4: three tokens a round cannot be 3.5 times as fast."""
+    run = write_run(tmp_path / "disturbed", [cell(speedup=3.5), cell(speedup=3.5, suite="math", k=8), cell(batch=4)])
+    _, out, _ = spectune("recommend", run, "--json")
+    places = {(a["suite"], a["batch"]): a for a in strict_json(out)["by_suite_and_batch"]}
+    assert (places["code", 1]["verdict"], places["code", 1]["speculate"]) == ("CAN'T TELL", False)
+    assert "exceeds the acceptance length 3.00" in places["code", 1]["why"][0]
+    assert places["math", 1]["verdict"] == places["code", 4]["verdict"] == "FASTER"
+    alone = write_run(tmp_path / "alone", [cell(speedup=3.5)])
+    objective = strict_json(spectune("recommend", alone, "--objective", "latency", "--json")[1])
+    first = objective["objective"][0]
+    assert first["ranking"][0]["gain"]["verdict"] == "CAN'T TELL"
+    assert not first["speculate"]
+
+
+def test_an_engine_is_offered_the_best_that_it_has(spectune, tmp_path):
+    best, second = "tree:eagle3:a/b", "eagle3:a/b"
+    run = write_run(tmp_path / "two", [cell(drafter=best, speedup=2.5), cell(drafter=second, speedup=1.5)])
+    _, out, _ = spectune("recommend", run, "--for", "vllm")
+    assert out.splitlines()[1] == f"{second}, K 4  [FASTER]"
+    assert f"Over all it would be {best}, K 4, 2.5" in out
+    assert "which vLLM 0.32 lacks" in out
+    assert '"method": "eagle3"' in out
+    document = strict_json(spectune("recommend", run, "--for", "vllm", "--json")[1])
+    assert document["overall"]["choice"]["drafter"] == second
+    assert document["beyond_engine"]["choice"]["drafter"] == best
+    _, out, _ = spectune("recommend", run, "--for", "sglang")  # which has both
+    assert out.splitlines()[1] == f"{best}, K 4  [FASTER]"
+    assert "Over all" not in out
+    assert strict_json(spectune("recommend", run, "--json")[1])["beyond_engine"] is None
+
+
+def test_an_engine_that_has_none_of_it_says_so(spectune, tmp_path):
+    run = write_run(tmp_path / "one", [cell(drafter="blockwise:a/b", speedup=1.5)])
+    _, out, _ = spectune("recommend", run, "--for", "vllm")
+    assert "has no blockwise method" in out
 
 
 def test_one_engine_can_be_asked_for(spectune, run):
@@ -184,7 +222,7 @@ def test_a_warning_of_many_cells_is_printed_once(spectune, tmp_path):
     run = write_run(tmp_path / "w", [cell(k=k, warnings=(f"unstable: {k}0%; repeat",)) for k in (1, 2, 4)])
     _, out, _ = spectune("recommend", run)
     assert out.count("unstable") == 1
-    assert "warnings (cells of 3): unstable (3), " in out
+    assert "warnings (cells of 3): unstable (3)\n" in out
     _, out, _ = spectune("recommend", run, "--all")
     assert out.count("unstable") == 1
     assert "warning in 3 of 3 cells: unstable: for instance, 10%; repeat" in out
@@ -242,6 +280,9 @@ def test_fit_says_how_wrong_the_models_are(spectune, run):
     assert code == 0
     assert "card: RMSE" in out
     assert "full: RMSE" in out
+    for part in ("acceptance by position", "measured and predicted", "to the measured speedup"):
+        assert part not in out.replace("--all: acceptance by position", "")
+        assert part in spectune("fit", run, "--all")[1]
     _, out, _ = spectune("fit", run, "--json")
     models = strict_json(out)["models"]
     assert models["card"]["cells"] == 6

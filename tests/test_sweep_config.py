@@ -123,6 +123,7 @@ def test_a_grown_pair_makes_the_target_from_the_first_draft():
     assert made.target == "grown:shape:smollm2-135m:4:0.1"
     for options, message in (
         ({"grown_pair": "4:0.1"}, "first --draft"),
+        ({"draft": ["ngram", "d"], "grown_pair": "4:0"}, "'ngram': it is no model"),
         ({"draft": ["d"], "grown_pair": "4:0", "target": "t"}, "makes the target"),
     ):
         with pytest.raises(UsageError, match=message):

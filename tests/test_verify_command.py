@@ -278,7 +278,7 @@ def test_the_worst_audit_and_the_weakest_power_make_the_stamp(run):
     ]
     ngram = stamps(plan, audits, run)[0]
     assert (ngram.verdict, ngram.detectable, ngram.command) == ("FAIL", 0.05, None)
-    assert ngram.line == "audited FAIL on 2026-02-04 (K 2, 4 at batch 1; finds a bias of 0.050 per token)"
+    assert ngram.line == "audited FAIL on 2026-02-04 (code: K 2, 4 at batch 1; finds a bias of 0.050 per token)"
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_recommend_says_whether_the_choice_was_audited(spectune, run):
     assert "Losslessness: not audited" in spectune("recommend", run)[1]
     keep(run, audit_of(spec_in(run, "ngram", 4), detectable=0.04, verdict="consistent"))
     _, out, _ = spectune("recommend", run)
-    assert "Losslessness: audited consistent on 2026-02-03 (K 4 at batch 1; finds a bias of 0.040 per token)" in out
+    assert "Losslessness: audited consistent on 2026-02-03 (code: K 4 at batch 1; finds a bias" in out
     document = strict_json(spectune("recommend", run, "--json")[1])
     assert document["losslessness"]["choice"]["verdict"] == "consistent"
     assert [s["verdict"] for s in document["losslessness"]["drafters"]] == ["consistent", None]

@@ -15,10 +15,14 @@ def fit(
         str | None,
         typer.Option(help="Say how many prompts make each acceptance length this precise, for instance 2%."),
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also acceptance by position, and each cell against the models.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Fit acceptance curves, predict every cell with three speedup models, and say how wrong they are.
 
+    Printed are the curves, the latency, the K that both predict, and each model's error; with --all every cell.
     The fit is also written to fit.json in the run.
 
     Example: spectune fit runs/demo
@@ -44,4 +48,4 @@ def fit(
         return
     from spectune.reporting.terminal import print_fit
 
-    print_fit(summary, precision=wanted)
+    print_fit(summary, precision=wanted, everything=everything)

@@ -121,8 +121,8 @@ def gate(
     for path, render in ((junit, to_junit), (markdown, to_markdown), (openmetrics, to_openmetrics)):
         if path is not None:
             write(path, render(outcome))
-    if step_summary and summary_file:
-        append_step_summary(Path(summary_file), to_markdown(outcome))
+    if step_summary and summary_file and not append_step_summary(Path(summary_file), to_markdown(outcome)):
+        print("note: the step summary is full; --markdown FILE has all of the outcome", file=sys.stderr)
     if as_json:
         print(to_json(document.outcome_document(outcome)))
     else:

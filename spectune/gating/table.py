@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spectune.gating.check import Check, Outcome, Verdict
+from spectune.gating.metric import Level
 from spectune.gating.selector import Place
 
 _ORDER: tuple[Verdict, ...] = ("REGRESSION", "RUN FAILED", "CANNOT JUDGE", "PASS")
@@ -35,6 +36,28 @@ def rows(outcome: Outcome) -> list[Row]:
         )
         for place, own in found.items()
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Checks that did not pass for the same reason, as one line."""
+
+    verdict: Verdict
+    level: Level
+    text: str
+
+
+def troubles(outcome: Outcome) -> list[Trouble]:
+    """Errors first, the worst verdict first."""
+    groups: dict[tuple[Level, Verdict, str], list[Check]] = {}
+    for check in outcome.troubles:
+        groups.setdefault((check.level, check.verdict, check.message), []).append(check)
+    return [Trouble(own[0].verdict, own[0].level, _text(own)) for own in groups.values()]
+
+
+def _text(own: list[Check]) -> str:
+    first = f"{own[0].where}: {own[0].what}"
+    return f"{first}: {own[0].message}" if len(own) == 1 else f"{len(own)} checks ({first}; …): {own[0].message}"
 
 
 def _worst(checks: list[Check]) -> Verdict:

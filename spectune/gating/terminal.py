@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spectune.gating.check import Outcome
-from spectune.gating.table import headline, rows, short_numbers
+from spectune.gating.table import headline, rows, short_numbers, troubles
 from spectune.reporting.format import one_line
 from spectune.reporting.grid import cell, grid
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _COLOURS = {"PASS": "green", "REGRESSION": "red", "RUN FAILED": "red", "CANNOT JUDGE": "yellow"}
+_WARNINGS = 10  # shown here
 
 
 def print_outcome(outcome: Outcome, console: Console) -> None:
@@ -31,8 +32,12 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         table.add_row(*map(cell, texts), Text(row.verdict, style=_COLOURS[row.verdict]))
     if table.row_count:
         console.print(table)
-    for check in outcome.troubles:
-        level = "" if check.level == "error" else "warning: "
-        line(f"{level}{check.verdict}: {check.where}: {check.what}: {check.message}", _COLOURS[check.verdict])
+    found = troubles(outcome)
+    warnings = [t for t in found if t.level == "warn"]
+    for trouble in [t for t in found if t.level == "error"] + warnings[:_WARNINGS]:
+        level = "" if trouble.level == "error" else "warning: "
+        line(f"{level}{trouble.verdict}: {trouble.text}", _COLOURS[trouble.verdict])
+    if len(warnings) > _WARNINGS:
+        line(f"{len(warnings) - _WARNINGS} more warnings are in --json, --markdown and --junit", "yellow")
     for note in outcome.notes:
         line(f"note: {note}")

@@ -20,7 +20,17 @@ from spectune.recommending.pareto import pareto_set
 from spectune.speedup.positions import Measured, measured
 from spectune.speedup.profile import Config, Profile
 from spectune.speedup.timing import tpot
-from spectune.speedup.uncertainty import FLAT, Draws, Estimate, Rates, Verdict, cell_rates, interval, over_suites
+from spectune.speedup.uncertainty import (
+    FLAT,
+    Draws,
+    Estimate,
+    Rates,
+    Verdict,
+    cell_rates,
+    doubted,
+    interval,
+    over_suites,
+)
 from spectune.sweeping.cell import RequestResult
 
 Objective = Literal["latency", "throughput", "goodput"]
@@ -209,6 +219,7 @@ def _mixed(parts: Sequence[tuple[float, _Way]]) -> _Way:
         whole.prompts,
         whole.repeats,
         whole.reason,
+        whole.doubt,
     )
     return _Way(whole, counted)
 
@@ -270,4 +281,4 @@ def _gain(value: float, draws: Draws | None, plain: float, plain_draws: Draws | 
         verdict: Verdict = "FASTER" if low is not None and low > 0 else "CAN'T TELL"
         return Estimate(None, None, None, verdict, rates.prompts, rates.repeats, reason)
     both = None if draws is None or plain_draws is None else _share_draws(draws, plain_draws)
-    return interval(value / plain, both, rates.prompts, rates.repeats, rates.reason)
+    return doubted(interval(value / plain, both, rates.prompts, rates.repeats, rates.reason), rates.doubt)

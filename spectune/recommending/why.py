@@ -23,6 +23,8 @@ def off(best: Config, speedup: Estimate, members: Sequence[Profile], options: in
         end = ", which is slower than plain decoding"
     elif speedup.low is None:
         end = f", and how sure that is cannot be told: {speedup.reason}"
+    elif speedup.reason is not None:
+        end = f", which cannot be: {speedup.reason}"
     else:
         end = ", which may as well be no gain"
     return (f"{first}, {best}, measured {_speedup(speedup)} times plain decoding{end}.", *_numbers(members))
@@ -48,7 +50,8 @@ def uncertain_rival(best: Config, speedup: Estimate) -> tuple[str, ...]:
     """A configuration that measured fastest, but may be no gain at all, is not recommended."""
     if speedup.verdict == "FASTER":
         return ()
-    return (f"{best} measured {_speedup(speedup)}, but that may as well be no gain.",)
+    but = "may as well be no gain" if speedup.reason is None else f"cannot be told: {speedup.reason}"
+    return (f"{best} measured {_speedup(speedup)}, but that {but}.",)
 
 
 def not_faster_at(batch: int, speedup: Estimate) -> str:

@@ -43,19 +43,52 @@ def head_lines(found: WhatIf) -> Iterator[str]:
         )
 
 
-def print_prediction(found: WhatIf, console: Console) -> None:
+def print_prediction(found: WhatIf, console: Console, *, everything: bool = False) -> None:
+    """The best drafter by batch of each suite; a drafter's own table where it is the only one, or with `everything`."""
     from rich.text import Text
 
     for line in head_lines(found):
         console.print(Text(form.visible(line), style="bold yellow"), soft_wrap=True)
+    suites: dict[str, list[Prediction]] = {}
     for p in found.predictions:
-        title = f"{p.suite}: {p.drafter}, context {p.context:.0f}"
-        if p.reason is not None:
-            console.print(Text(form.visible(f"{title}: {p.reason}")), soft_wrap=True)
-            continue
-        console.print(_table(title, p))
-        if p.crossover is not None:
-            console.print(Text(f"  speculation {p.crossover.text('batch')} (estimate)"), soft_wrap=True)
+        suites.setdefault(p.suite, []).append(p)
+    for suite, own in suites.items():
+        known = [p for p in own if p.reason is None]
+        if everything or len(known) == 1:
+            for p in known:
+                console.print(_table(f"{suite}: {p.drafter}, context {p.context:.0f}", p))
+                if p.crossover is not None:
+                    console.print(Text(f"  speculation {p.crossover.text('batch')} (estimate)"), soft_wrap=True)
+        elif known:
+            console.print(_best_table(suite, known))
+        unknown: dict[str, list[str]] = {}
+        for p in own:
+            if p.reason is not None:
+                unknown.setdefault(p.reason, []).append(p.drafter)
+        for reason, names in unknown.items():
+            console.print(Text(form.visible(f"{suite}: {', '.join(names)}: {reason}")), soft_wrap=True)
+    if not everything and any(len(own) > 1 for own in suites.values()):
+        console.print(Text("--all: a table per drafter; --draft NAME: that drafter alone"))
+
+
+def _best_table(suite: str, known: Sequence[Prediction]) -> Table:
+    """At each batch the drafter whose best K is the fastest. Where none is FASTER, the numbers of the closest."""
+    columns = ("batch", "use", "speedup (95 %)", "tokens/s in all (95 %)", "note")
+    table = grid(f"estimate: {suite}, context {known[0].context:.0f}", columns, left=("use", "note"))
+    for batch in _some(list(known[0].best)):
+        p = max(known, key=lambda p, b=batch: (p.best[b] > 0, _shown(b, p).speedup.value))  # type: ignore[misc]
+        row = _shown(batch, p)
+        use = f"{p.drafter}, K {row.k}" if p.best[batch] else "OFF"
+        table.add_row(*map(cell, (str(batch), use, *_numbers(row))))
+    return table
+
+
+def _numbers(row: Row) -> tuple[str, str, str]:
+    """Speedup, rate of the whole batch, and what limits both."""
+    s, all_ = row.speedup, row.in_all
+    notes = [*(["does not fit"] if row.fits is False else []), *(["extrapolated"] if row.extrapolated else [])]
+    rate = f"{all_.value:.0f}" if all_.low is None else f"{all_.value:.0f} ({all_.low:.0f} to {all_.high:.0f})"
+    return form.speedup(s.value, s.low, s.high), rate, ", ".join(notes)
 
 
 def _table(title: str, p: Prediction) -> Table:
@@ -65,11 +98,7 @@ def _table(title: str, p: Prediction) -> Table:
         row = _shown(batch, p)
         flat = p.flat[batch]
         within = "OFF" if not flat else str(flat[0]) if len(flat) == 1 else f"{flat[0]} … {flat[-1]}"
-        s, all_ = row.speedup, row.in_all
-        notes = [*(["does not fit"] if row.fits is False else []), *(["extrapolated"] if row.extrapolated else [])]
-        rate = f"{all_.value:.0f}" if all_.low is None else f"{all_.value:.0f} ({all_.low:.0f} to {all_.high:.0f})"
-        speed = form.speedup(s.value, s.low, s.high)
-        table.add_row(*map(cell, (str(batch), str(p.best[batch]), str(row.k), within, speed, rate, ", ".join(notes))))
+        table.add_row(*map(cell, (str(batch), str(p.best[batch]), str(row.k), within, *_numbers(row))))
     return table
 
 

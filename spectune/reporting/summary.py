@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from spectune.recommending.choice import Advice, Recommendation, recommend
-from spectune.recommending.exports.engines import exports
+from spectune.recommending.exports.engines import exports, expressible
 from spectune.recommending.exports.export import EngineName, Export, Wanted
 from spectune.recommending.exports.measured import measured_acceptance
+from spectune.recommending.exports.names import target_path
 from spectune.recommending.exports.schedule import batch_schedule
 from spectune.recommending.mix import Mix, parse_mix
 from spectune.recommending.objective import Objective, ServiceLevel
@@ -52,6 +53,10 @@ class PositionGroup:
 
 @dataclass(frozen=True)
 class Summary:
+    """`beyond` is the overall choice among all configurations, where the engine that was asked for has no such method.
+    `profiles` and everything else are then of those that it has.
+    """
+
     run: Run
     profiles: tuple[Profile, ...]
     recommendation: Recommendation
@@ -60,6 +65,7 @@ class Summary:
     audits: tuple[Audit, ...] = ()
     mix: Mix | None = None
     goal: tuple[Objective, ServiceLevel | None] | None = None
+    beyond: Advice | None = None
 
     @cached_property
     def tuning(self) -> Tuning:
@@ -143,7 +149,8 @@ def summarise(
 ) -> Summary:
     """Read a run and analyse all of it, for a `mix` of suites and a `goal` if given. Raises what `load_run` raises.
 
-    The settings are those of the goal's choice, or without a goal of the overall one.
+    The settings are those of the goal's choice, or without a goal of the overall one. With `engine` only what it can
+    express is chosen from, unless that is nothing.
     """
     run = load_run(path, allow_empty=allow_empty)
     found = profiles(run)
@@ -152,9 +159,15 @@ def summarise(
     audits = read_audits(path)
     if not found:
         return Summary(run, found, recommendation, (), {}, audits)
+    beyond = None
+    own = [p for p in found if engine is None or p.spec.k == 0 or expressible(p.config, engine)]
+    if any(p.spec.k for p in own) and len(own) < len(found):
+        choice = recommendation.overall.choice
+        beyond = recommendation.overall if choice and choice not in {p.config for p in own} else None
+        found, recommendation = tuple(own), recommend(run, own, mix=shares)
     overall = recommendation.overall.choice
     if goal is not None:
-        summary = Summary(run, found, recommendation, (), {}, audits, shares, goal)
+        summary = Summary(run, found, recommendation, (), {}, audits, shares, goal, beyond)
         best = summary.tuning.answers[0].choice
         wanted = _wanted(best.config, run, found, recommendation) if best and best.config else None
         return replace(summary, exports=exports(wanted, engine=engine))
@@ -163,15 +176,15 @@ def summarise(
         for a in recommendation.by_batch
         if a.batch is not None and a.choice is not None and a.choice != overall
     }
-    own = exports(_wanted(overall, run, found, recommendation) if overall else None, engine=engine)
-    return Summary(run, found, recommendation, own, others, audits, shares)
+    settings = exports(_wanted(overall, run, found, recommendation) if overall else None, engine=engine)
+    return Summary(run, found, recommendation, settings, others, audits, shares, beyond=beyond)
 
 
 def _wanted(choice: Config, run: Run, found: Sequence[Profile], recommendation: Recommendation) -> Wanted:
     target, draft = run.info.target, run.info.drafters.get(choice.drafter)
     return Wanted(
         choice,
-        target.name,
+        target_path(target.name),
         found[0].spec.sampling.temperature,
         batch_schedule(choice, recommendation.by_batch),
         measured_acceptance(choice, found),
@@ -185,6 +198,7 @@ def recommendation_document(summary: Summary) -> dict[str, Any]:
     return {
         **_head(summary),
         "overall": _advice(found.overall),
+        "beyond_engine": _advice(summary.beyond) if summary.beyond else None,
         "by_batch": [_advice(a) for a in found.by_batch],
         "by_suite": [_advice(a) for a in found.by_suite],
         "by_suite_and_batch": [_advice(a) for a in found.by_place],

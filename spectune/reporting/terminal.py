@@ -84,6 +84,10 @@ def print_settings(summary: Summary, console: Console | None = None) -> None:
     else:
         overall = summary.recommendation.overall
         _line(console, f"{verdict_line(overall)}  [{overall.verdict}]", "bold")
+    if (beyond := summary.beyond) is not None and beyond.speedup is not None:
+        faster = form.speedup(beyond.speedup.value, beyond.speedup.low, beyond.speedup.high)
+        lacking = f"{beyond.choice}, {faster}, which {summary.exports[0].version} lacks"
+        _line(console, f"  The best of what it has. Over all it would be {lacking}.", "yellow")
     _print_wrong(summary, console)
     _print_settings(summary, console)
 
@@ -100,28 +104,31 @@ def _print_settings(summary: Summary, console: Console) -> None:
             _print_export(own[0], console, whole=summary.recommendation.overall.choice is None)
 
 
-def print_fit(summary: Summary, console: Console | None = None, *, precision: float | None = None) -> None:
-    """Acceptance and latency, the models against each measured cell, and which model is nearer.
+def print_fit(
+    summary: Summary, console: Console | None = None, *, precision: float | None = None, everything: bool = False
+) -> None:
+    """Acceptance and latency, the K that they predict, and how near the models are to the measurement.
 
-    With `precision` also the prompts that it takes.
+    With `precision` also the prompts that it takes; with `everything` each position and each cell.
     """
     console = console or _console()
     _print_head(summary, console)
     console.print(curve_table(summary))
     if (constant := constant_line(summary)) is not None:
         _line(console, constant)
-    if summary.positions:
+    if everything and summary.positions:
         console.print(position_table(summary))
     if precision is not None:
         console.print(sample_table(summary, precision))
-    if (overlaps := overlap_table(summary)) is not None:
+    if everything and (overlaps := overlap_table(summary)) is not None:
         console.print(overlaps)
     _line(console, "latency of one forward")
     for line in latency_lines(summary):
         _line(console, f"  {line}")
-    console.print(prediction_table(summary))
-    if any(q.waterfall.steps for q in summary.fit.predictions):
-        console.print(waterfall_table(summary))
+    if everything:
+        console.print(prediction_table(summary))
+        if any(q.waterfall.steps for q in summary.fit.predictions):
+            console.print(waterfall_table(summary))
     if any(p.optimum for p in summary.planned):
         console.print(planned_table(summary))
     for name in ("card", "iid", "full"):
@@ -132,6 +139,8 @@ def print_fit(summary: Summary, console: Console | None = None, *, precision: fl
         console,
         f"nearer to the measurement: {better or form.MISSING}; recommendations follow the measurement",
     )
+    if not everything:
+        _line(console, "--all: acceptance by position, and each cell against the models and its losses")
     _print_failed(summary, console)
 
 
@@ -243,7 +252,11 @@ def _print_export(export: Export, console: Console, *, whole: bool) -> None:
         _line(console, f"    # known fault: {warning}", "yellow")
     if whole:
         _print_variant("K by batch, to try second", export.schedule, console)
-        _print_variant("forced acceptance as measured, to time the server", export.synthetic, console)
+        _print_variant(
+            "forced acceptance, as measured in the rounds that had a draft, to time the server",
+            export.synthetic,
+            console,
+        )
 
 
 def _print_variant(title: str, variant: Variant | None, console: Console) -> None:

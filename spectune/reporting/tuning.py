@@ -51,8 +51,16 @@ def objective_lines(tuning: Tuning) -> Iterator[str]:
     first = tuning.answers[0]
     yield f"objective {first.objective}" + (f": {first.slo}" if first.slo else "")
     for a in tuning.answers:
-        gain = "" if a.gain is None else f", {form.speedup(a.gain.value, a.gain.low, a.gain.high)} times plain decoding"
-        yield f"  {a.workload}: {answer_line(a)}{gain}"
+        yield f"  {a.workload}: {answer_line(a)}{_gain(a)}"
+
+
+def _gain(answer: Answer) -> str:
+    found = answer.gain
+    if found is None:
+        return ""
+    if found.value is None:
+        return f"; {found.reason}"
+    return f", {form.speedup(found.value, found.low, found.high)} times plain decoding"
 
 
 def ranking_table(answer: Answer) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spectune.speedup.acceptance import Acceptance, cell_acceptance, miscounted, speculative_requests
 from spectune.speedup.overlap import overlap_check
@@ -62,7 +62,8 @@ def profiles(run: Run) -> tuple[Profile, ...]:
 
 def profile(cell: CellResult) -> Profile:
     """Counts, times and the speedup with its interval. A cell whose output is wrong has no speedup."""
-    counted, timed, rates = cell_acceptance(cell), cell_timing(cell), cell_rates(cell)
+    counted, timed = cell_acceptance(cell), cell_timing(cell)
+    rates = _believed(cell, cell_rates(cell), counted)
     excluded = _excluded(cell)
     speedup = estimate(rates)
     if excluded:
@@ -72,7 +73,7 @@ def profile(cell: CellResult) -> Profile:
         *_lossy(cell.spec),
         *_overlap(cell),
         *_notes(counted, timed, rates),
-        *_beyond_possible(counted, speedup),
+        *((f"{rates.doubt}; keep the machine free and sweep with --repeats 3",) if rates.doubt else ()),
     )
     return Profile(cell, counted, timed, rates, speedup, excluded, notes)
 
@@ -96,15 +97,17 @@ def _overlap(cell: CellResult) -> tuple[str, ...]:
     )
 
 
-def _beyond_possible(counted: Acceptance, speedup: Estimate) -> tuple[str, ...]:
+def _believed(cell: CellResult, rates: Rates, counted: Acceptance) -> Rates:
     """A round costs about one plain step or more, so the acceptance length bounds the speedup."""
     length = counted.acceptance_length
-    if length is None or speedup.value is None or speedup.value <= TOLERANCE * length:
-        return ()
-    return (
-        f"faster-than-possible: {speedup.value:.2f} exceeds the acceptance length {length:.2f}, so something slowed "
-        "the plain passes; keep the machine free and sweep with --repeats 3",
-    )
+    if length is None or not rates.plain or rates.speculative is None:
+        return rates
+    speedup = rates.speculative / rates.plain
+    if speedup <= TOLERANCE * length:
+        return rates
+    where = f"{cell.spec.suite}, batch {cell.spec.batch}"
+    text = f"{speedup:.2f} ({where}) exceeds the acceptance length {length:.2f}: something slowed the plain passes"
+    return replace(rates, doubt=f"faster-than-possible: {text}")
 
 
 def _excluded(cell: CellResult) -> str | None:

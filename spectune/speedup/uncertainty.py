@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -35,7 +35,7 @@ Draws = NDArray[np.float64]
 class Rates:
     """Plain and speculative tokens per second of one workload, with a resample of both in `*_draws`.
 
-    `reason` says why there are no draws.
+    `reason` says why there are no draws, `doubt` why a speedup above 1 cannot be believed.
     """
 
     plain: float | None
@@ -45,13 +45,14 @@ class Rates:
     prompts: int
     repeats: int
     reason: str | None = None
+    doubt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A speedup with its 95 % interval.
 
-    Where `low` and `high` are None, `reason` says why, and the verdict is CAN'T TELL.
+    `reason` says why `low` and `high` are None, or why the verdict is CAN'T TELL though the interval lies above 1.
     """
 
     value: float | None
@@ -110,8 +111,15 @@ def estimate(rates: Rates) -> Estimate:
         return Estimate(
             None, None, None, "CAN'T TELL", rates.prompts, rates.repeats, rates.reason or "nothing was timed"
         )
-    draws = ratio_draws(rates)
-    return interval(rates.speculative / rates.plain, draws, rates.prompts, rates.repeats, rates.reason)
+    found = interval(rates.speculative / rates.plain, ratio_draws(rates), rates.prompts, rates.repeats, rates.reason)
+    return doubted(found, rates.doubt)
+
+
+def doubted(found: Estimate, doubt: str | None) -> Estimate:
+    """FASTER becomes CAN'T TELL where there is a reason not to believe it."""
+    if doubt is None or found.verdict != "FASTER":
+        return found
+    return replace(found, verdict="CAN'T TELL", reason=doubt)
 
 
 def ratio_draws(rates: Rates) -> Draws | None:
@@ -162,6 +170,7 @@ def over_suites(parts: Sequence[Rates], weights: Sequence[float] | None = None) 
         sum(p.prompts for p in parts),
         min(p.repeats for p in parts),
         next((p.reason for p in parts if p.reason), None),
+        next((p.doubt for p in parts if p.doubt), None),
     )
 
 
@@ -181,6 +190,7 @@ def over_batches(parts: Sequence[Rates]) -> Rates:
         min(p.prompts for p in parts),  # the batches decode the same prompts
         min(p.repeats for p in parts),
         next((p.reason for p in parts if p.reason), None),
+        next((p.doubt for p in parts if p.doubt), None),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 from spectune.errors import UsageError
 from spectune.sweeping.counts import parse_counts
+from spectune.sweeping.drafter_names import KINDS
 from spectune.sweeping.options import SweepOptions, option_names
 from spectune.sweeping.toml_table import read_table
 
@@ -57,7 +58,10 @@ def _grown_target(merged: Mapping[str, Any]) -> str:
         raise UsageError("--grown-pair makes the target", "leave --target out")
     if not merged.get("draft"):
         raise UsageError("--grown-pair grows the target from the first --draft", "name a draft model with --draft")
-    return f"grown:{merged['draft'][0]}:{merged['grown_pair']}"
+    first = merged["draft"][0]
+    if first.partition(":")[0] in KINDS:
+        raise UsageError(f"--grown-pair cannot grow {first!r}: it is no model", "name a draft model first")
+    return f"grown:{first}:{merged['grown_pair']}"
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def parse_counts(value: str | int | Sequence[int], what: str, *, least: int = 1)
             raise UsageError(f"{what} takes counts from {least} to {LARGEST}, not {n!r}", _EXAMPLE)
     twice = next((n for n in counts if counts.count(n) > 1), None)
     if twice is not None:
-        raise UsageError(f"{what} names {twice} twice")
+        raise UsageError(f"{what} names {twice} twice", "name each count once")
     return counts
 
 

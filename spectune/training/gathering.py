@@ -29,7 +29,7 @@ from spectune.training.text_file import read_text_file
 
 _TOKENS = {"cpu": 60_000, "cuda": 1_000_000}
 _SEARCH_TOKENS = 4_000
-_BATCH = {"cpu": 32, "cuda": 256}
+_BATCH = {"cpu": 96, "cuda": 256}
 _READY = 1 << 30  # numbers of rows that came with the user's file begin here
 _WAIT_SECONDS = 10.0
 

@@ -37,7 +37,8 @@ class Stamp:
             return "acceptance is synthetic, so the output is not the target's: there is nothing to audit"
         if self.verdict is None:
             return f"not audited; run: {self.command}"
-        at = f"K {_numbers(self.ks)} at batch {_numbers(self.batches)}"
+        suites = ", ".join(dict.fromkeys(a.cell.suite for a in self.audits))
+        at = f"{suites}: K {_numbers(self.ks)} at batch {_numbers(self.batches)}"
         power = f"; finds a bias of {self.detectable:.3f} per token" if self.detectable is not None else ""
         rest = f"; the rest: {self.command}" if self.command else ""
         return f"audited {self.verdict} on {self.date[:10] if self.date else None} ({at}{power}){rest}"

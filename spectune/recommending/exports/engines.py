@@ -26,6 +26,11 @@ def exports(wanted: Wanted | None, *, engine: EngineName | None = None) -> tuple
     return tuple(_export(name, wanted) for name in (ENGINES if engine is None else (engine,)))
 
 
+def expressible(choice: Config, engine: EngineName) -> bool:
+    """Whether the engine has this method with these settings."""
+    return _MODULES[engine].export(Wanted(choice, "target")).text is not None
+
+
 def _export(name: EngineName, wanted: Wanted | None) -> Export:
     module = _MODULES[name]
     if wanted is None:
@@ -47,5 +52,5 @@ def _own_notes(choice: Config) -> tuple[str, ...]:
     if has_random_weights(choice.drafter):
         notes.append("The draft had random weights of its shape: name a trained one of that shape.")
     if is_shipped(choice.drafter):
-        notes.append("The drafts that ship with spectune are packed: `spectune train` makes one that engines can load.")
+        notes.append("Fill in the path: drafts that ship with spectune are packed, `spectune train` makes one to load.")
     return tuple(notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from spectune.decoding.demo import DEMO_HUB_ID, DEMO_NAME
 from spectune.sweeping.drafter_names import TREE_PREFIXES
 
 # The n-gram lengths that spectune's own drafter looks up where its name gives none.
@@ -35,16 +36,28 @@ def method(drafter: str) -> Method:
 
 
 def head_path(drafter: str) -> str:
-    """The folder or hub id in `eagle3:PATH` or `tree:eagle3:PATH`; a draft model's name as it is."""
-    kind, _, rest = drafter.partition(":")
-    if kind in TREE_PREFIXES:
-        return head_path(rest)
-    return rest if kind == "eagle2" or kind in get_args(Method) else drafter
+    """The folder or hub id in `eagle3:PATH` or `tree:eagle3:PATH`; a draft model's name as it is.
+
+    A shipped draft becomes a path to fill in: no engine reads its packed form.
+    """
+    return f"path/to/your-{method(drafter)}" if is_shipped(drafter) else _path(drafter)
+
+
+def target_path(name: str) -> str:
+    """A hub id for the demo model, which engines do not know by its name here."""
+    return DEMO_HUB_ID if name == DEMO_NAME else name
 
 
 def is_shipped(drafter: str) -> bool:
     """Whether the draft is one of those in the package."""
-    return head_path(drafter) == "demo" or head_path(drafter).startswith("smollm2-")
+    return _path(drafter) == "demo" or _path(drafter).startswith("smollm2-")
+
+
+def _path(drafter: str) -> str:
+    kind, _, rest = drafter.partition(":")
+    if kind in TREE_PREFIXES:
+        return _path(rest)
+    return rest if kind == "eagle2" or kind in get_args(Method) else drafter
 
 
 def ngram_lengths(drafter: str) -> tuple[int, int]:
