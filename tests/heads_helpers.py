@@ -51,14 +51,14 @@ def greedy_corpus(loaded: Loaded, taps: tuple[int, ...], batches: int = 10, rows
     return corpus
 
 
-def learn(method, batches: list[Batch], epochs: int = 12, rate: float = 3e-3) -> list[float]:
-    """Train a method's module; the losses of all steps."""
+def learn(method, batches: list[Batch], epochs: int = 12, rate: float = 3e-3, progress: float = 0.0) -> list[float]:
+    """Train a method's module, as at this progress of a run; the losses of all steps."""
     optimizer = torch.optim.AdamW([p for p in method.module.parameters() if p.requires_grad], rate)
     losses = []
     for _ in range(epochs):
         for batch in batches:
             optimizer.zero_grad()
-            loss = method.loss(batch)
+            loss = method.loss(batch._replace(progress=progress))
             loss.backward()
             optimizer.step()
             losses.append(float(loss.detach()))

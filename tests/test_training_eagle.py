@@ -31,7 +31,7 @@ def random_batch(taps: int, length: int = 12) -> Batch:
     mask[:, 0] = False
     mask[1, :5] = False
     mask[2, length - 3 :] = False
-    return Batch(ids, mask, torch.randn(3, length, taps * HIDDEN, generator=generator))
+    return Batch(ids, mask, torch.randn(3, length, taps * HIDDEN, generator=generator), progress=1.0)
 
 
 def make(version: int, *, draft_ids=DRAFT_IDS, **options) -> EagleTraining:
@@ -105,7 +105,7 @@ def test_eagle_loss_adds_the_distance_of_features(steps):
 
 def test_gradients_reach_every_parameter_through_the_steps():
     method = make(3, steps=2)
-    batch = random_batch(len(method.taps))._replace(progress=1.0)
+    batch = random_batch(len(method.taps))
     method.loss(batch).backward()
     ours = {name: p.grad.clone() for name, p in method.module.named_parameters()}
     method.module.zero_grad()
@@ -113,6 +113,14 @@ def test_gradients_reach_every_parameter_through_the_steps():
     for name, p in method.module.named_parameters():
         torch.testing.assert_close(ours[name], p.grad, rtol=1e-3, atol=1e-5)
         assert float(p.grad.abs().max()) > 0
+
+
+def test_the_first_step_is_learnt_alone_in_the_first_half():
+    method = make(3, steps=3)
+    batch = random_batch(len(method.taps))
+    for progress, steps in ((0.0, 1), (0.49, 1), (0.5, 3), (1.0, 3)):
+        expected, _ = plain_losses(method, batch, steps)
+        torch.testing.assert_close(method.loss(batch._replace(progress=progress)), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_output_rows_learn_in_the_second_half_only():
@@ -230,7 +238,7 @@ def test_training_lowers_the_loss_and_raises_acceptance(calm, version, tmp_path)
     method = new_training(calm, version, steps=3)
     corpus = greedy_corpus(calm, method.taps)
     before = method.evaluate(corpus[9:])
-    losses = learn(method, corpus[:9], epochs=8, rate=2e-3)
+    losses = learn(method, corpus[:9], epochs=8, rate=2e-3, progress=1.0)
     after = method.evaluate(corpus[9:])
     assert sum(losses[-9:]) < 0.8 * sum(losses[:9])
     assert after.acceptance[0] > max(0.4, before.acceptance[0])
@@ -293,6 +301,6 @@ def test_training_on_its_own_outputs_is_what_later_places_need(calm):
     for steps in (1, 3):
         method = new_training(calm, 1, steps=steps)
         corpus = greedy_corpus(calm, method.taps)
-        learn(method, corpus[:9], epochs=8, rate=2e-3)
+        learn(method, corpus[:9], epochs=8, rate=2e-3, progress=1.0)
         figures[steps] = method.evaluate(corpus[9:]).acceptance
     assert figures[3][1] > figures[1][1] + 0.2

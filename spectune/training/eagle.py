@@ -30,6 +30,7 @@ from spectune.training.loop import Batch, HeldOut
 
 DECAY = 0.8  # weight of step k's loss is DECAY^k (EAGLE-3's code)
 PLACES = 5  # of a draft, whose acceptance is measured
+_FIRST_STEP_ALONE = 0.5  # share of the run that learns step 0 alone: it decides most, and costs half as much
 _HEAD_FROZEN = 0.5  # share of the run before the output rows, which start as the target's own, learn too
 
 
@@ -69,17 +70,18 @@ class EagleTraining:
         self.learning_rate = 1e-3
 
     def loss(self, batch: Batch) -> Tensor:
-        """Σ_k 0.8^k times the mean loss of step k, over places whose token the target wrote.
+        """Σ_k 0.8^k times the mean loss of step k, over places whose token the target wrote. Early on step 0 alone.
 
         Cross-entropy leaves out places whose token is not in the draft vocabulary: there the head cannot be right
         (the authors test the target's first choice, which costs its whole output head; in greedy text it is the same).
         """
         states, teacher = self._split(batch)
+        steps = 1 if batch.progress < _FIRST_STEP_ALONE else self.steps
         if self.feature_noise:
             width = self.feature_noise * states.square().mean().sqrt()
             states = states + (2 * torch.rand_like(states) - 1) * width
-        outputs = _by_teacher(list(unroll(self.module, states, batch.ids, self.steps)))  # [B, T - 1, n, h]
-        valid = _valid(batch.mask, self.steps)
+        outputs = _by_teacher(list(unroll(self.module, states, batch.ids, steps)))  # [B, T - 1, n, h]
+        valid = _valid(batch.mask, steps)
         drafted = valid & self._in_draft_vocabulary(batch.ids[:, 1:])[..., None]
         used = valid.any(-1)
         outputs, teacher = outputs[used], teacher[used]  # [N, n, h], [N, h]
