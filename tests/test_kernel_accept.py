@@ -147,7 +147,7 @@ def test_padding_behind_the_counts_is_never_read(device):
 
 @on_every_device
 def test_unsound_rows_are_marked_and_leave_their_neighbours_alone(device):
-    logits, tokens, counts, q, seeds, positions = placed(device, *case(7, 3, 2500))
+    logits, tokens, counts, q, seeds, positions = placed(device, *case(10, 3, 2500))
     counts[:] = 3
     whole = accept(logits, tokens, counts, q, 1.0, seeds, positions)
     logits[0, 0, 2321] = torch.nan
@@ -156,13 +156,27 @@ def test_unsound_rows_are_marked_and_leave_their_neighbours_alone(device):
     tokens[3, 0] = 2500
     tokens[4, 1] = -1
     q[5, 0] = torch.nan
+    logits[6:8, 3, 9] = torch.nan  # behind all drafted tokens, though one of them may be rejected before
+    logits[8, 3, 9] = torch.inf
     found = accept(logits, tokens, counts, q, 1.0, seeds, positions)
-    assert found.token[:6].tolist() == [-1] * 6
-    assert found.accepted[:6].tolist() == [0] * 6
-    same(Verdict(found.accepted[6:], found.token[6:]), Verdict(whole.accepted[6:], whole.token[6:]))
+    assert found.token[:9].tolist() == [-1] * 9
+    assert found.accepted[:9].tolist() == [0] * 9
+    same(Verdict(found.accepted[9:], found.token[9:]), Verdict(whole.accepted[9:], whole.token[9:]))
     greedy = match_greedy(logits, tokens, counts)
-    assert greedy.token[:2].tolist() == [-1, -1]
-    assert (greedy.token[2:] >= 0).all()
+    unsound = {0, 1, 6, 7, 8}
+    assert [token == -1 for token in greedy.token.tolist()] == [row in unsound for row in range(10)]
+
+
+@on_every_device
+def test_masked_stretches_of_the_vocabulary_leave_the_others_sound(device):
+    """As a grammar masks: whole tiles without any token that is allowed."""
+    logits, tokens, counts, q, seeds, positions = placed(device, *case(4, 2, 3500))
+    logits[..., :1100] = logits[..., 2040:3080] = -torch.inf
+    same(
+        accept(logits, tokens, counts, q, 1.0, seeds, positions),
+        accept_reference(logits, tokens, counts, q, 1.0, seeds, positions),
+    )
+    same(match_greedy(logits, tokens, counts), match_greedy_reference(logits, tokens, counts))
 
 
 @on_every_device

@@ -86,6 +86,22 @@ def test_borders_with_equal_logits_are_cut_as_by_the_decoder(device, sampling, k
 
 
 @on_every_device
+def test_equal_logits_are_cut_by_their_ids_over_all_tiles(device):
+    logits = torch.full((3500,), -torch.inf)
+    logits[[2, 900, 1030, 2100, 3400]] = torch.tensor([4.0, 1.0, 1.0, 1.0, 1.0]).log()
+    assert drawn_by_spread_coins(logits, Sampling(temperature=1.0, top_p=0.7), device) == {2, 2100, 3400}
+
+
+@on_every_device
+@pytest.mark.parametrize("sampling", SETTINGS, ids=["temperature", "top-k", "top-p", "min-p", "all"])
+def test_masked_stretches_of_the_vocabulary_are_never_drawn(device, sampling):
+    """As a grammar masks: whole tiles without any token that is allowed."""
+    logits, seeds, positions = case(2, 3500, torch.float32, device)
+    logits[:, :1100] = logits[:, 2040:3080] = -torch.inf
+    check(logits, sampling, seeds, positions)
+
+
+@on_every_device
 def test_zeros_of_both_signs_are_equal(device):
     logits = torch.full((40,), -5.0)
     logits[3], logits[9], logits[20] = 0.0, -0.0, 0.0

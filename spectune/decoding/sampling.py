@@ -38,7 +38,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
         kth = x.topk(sampling.top_k).values[..., -1:]
         x = x.masked_fill(x < kth, -torch.inf)
     if sampling.top_p < 1.0:
-        ascending, order = x.sort(dim=-1)
+        ascending, order = x.sort(dim=-1, stable=True)  # equal logits keep the order of their ids, in every shape
         tail = ascending.softmax(-1).cumsum(-1) <= 1.0 - sampling.top_p
         tail[..., -1].fill_(False)  # the most likely token always stays
         x = x.masked_fill(tail.scatter(-1, order, tail), -torch.inf)
