@@ -11,7 +11,7 @@ from spectune.gating.calibration import _cell, _seconds, read_runs, report, simu
 from spectune.gating.noise import Noise, measured_noise
 from spectune.gating.timed import ALPHA
 
-METHODS = Path(__file__).parent.parent / "reports" / "examples" / "smollm2-methods"
+METHODS = Path(__file__).parent.parent / "reports" / "examples" / "smollm2-scatter"
 DOCUMENTED = {"repeats": 20, "prompts": 8}  # the sample size that docs/gate.md asks for
 
 

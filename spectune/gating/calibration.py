@@ -1,6 +1,6 @@
 """Is the gate as sure as it says? Simulated gates with measured noise: false alarms, and how often a loss is caught.
 
-    python -m spectune.gating.calibration reports/examples/smollm2-methods
+    python -m spectune.gating.calibration reports/examples/smollm2-scatter
 
 Each argument is a run directory or a baseline file. Repeats and requests are drawn from the scatter found there,
 times `--scale` to ask about a quieter machine. The judged code is the gate's own. Beside it stands a bootstrap over
