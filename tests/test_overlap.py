@@ -113,7 +113,7 @@ def test_fit_shows_both_numbers(tmp_path, capsys):
     summary = summarise(write_run(tmp_path / "run", [made]))
     shown = fit_document(summary)["predictions"][0]["overlap"]
     assert (shown["counted"], shown["overlap"], shown["agrees"]) == (0.81, 0.8, True)
-    print_fit(summary)
+    print_fit(summary, everything=True)
     out = capsys.readouterr().out
     assert "81.0%" in out
     assert "80.0%" in out
