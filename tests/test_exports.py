@@ -345,10 +345,9 @@ def test_the_forced_acceptance_is_the_measured_one(tmp_path):
 def test_a_shipped_draft_is_a_path_to_fill_in(engine, drafter):
     """No engine knows `demo`: a command with it would fail in the server."""
     found = export(engine, drafter)
-    if found.text is not None:
-        assert "path/to/your-" in found.text
-        assert drafter.rpartition(":")[2] not in found.text
-        assert any("Fill in the path" in note for note in found.notes)
+    assert "path/to/your-" in found.text
+    assert drafter.rpartition(":")[2] not in found.text
+    assert any("Fill in the path" in note for note in found.notes)
 
 
 def test_the_demo_model_is_named_by_its_hub_id(tmp_path, spectune):
