@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 from gate_helpers import timed_cell, with_requests
+from rich.console import Console
 from synthetic_run import failed, spec, strict_json, write_run
 
 from spectune.gating.annotations import annotation_lines
@@ -20,6 +21,7 @@ from spectune.gating.check import Check, Outcome
 from spectune.gating.junit import junit
 from spectune.gating.markdown import STEP_SUMMARY_BYTES, append_step_summary, markdown
 from spectune.gating.openmetrics import openmetrics
+from spectune.gating.terminal import print_outcome
 
 NASTY = 'a|b<script>`*%\r\n::error::x,\x07"\\'
 
@@ -148,6 +150,13 @@ def test_checks_with_the_same_trouble_are_one_line(runs, spectune):
     assert len(lines) == 2  # one that decides, and one for the metrics that only warn
     assert lines[0].startswith("CANNOT JUDGE: code, batch 1, draft, K 4: speedup: ")
     assert re.match(r"warning: CANNOT JUDGE: \d checks \(code, batch 1, draft, K 4: \w+; …\): ", lines[1])
+
+
+def test_at_most_ten_warnings_are_printed_and_the_others_counted(capsys):
+    print_outcome(outcome_of(12, "warn", text="x"), Console())
+    out = capsys.readouterr().out
+    assert out.count("warning: ") == 10
+    assert "2 more warnings" in out
 
 
 def test_at_most_ten_annotations_of_a_kind_all_escaped():
