@@ -185,6 +185,7 @@ def test_an_objective_leads_the_answer_and_its_settings(spectune, tmp_path):
     assert (found["speculate"], found["verdict"], found["choice"]["batch"]) == (False, "SLOWER", 8)
     code, out, _ = spectune("recommend", run, "--objective", "goodput", "--slo", "tpot=6ms")
     assert "goodput: TPOT at most 6 ms" in out
+    assert "; no request of plain decoding meets the service level" in out
     assert "draft, K 8 at batch 1" in out
 
 

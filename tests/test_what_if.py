@@ -243,12 +243,13 @@ def test_predict_shows_the_best_drafter_by_batch_and_each_with_all(tmp_path, spe
     cells = [timed(k, b) for k in (1, 2, 4, 6) for b in (1, 2, 4, 8)]
     spec = timed(4, 1).spec.model_copy(update={"drafter": "tree:other"})
     other = timed(4, 1).model_copy(update={"spec": spec, "key": spec.key})
-    third = [c.spec.model_copy(update={"drafter": "third"}) for c in cells]
-    copies = [c.model_copy(update={"spec": s, "key": s.key}) for c, s in zip(cells, third, strict=True)]
-    both = write_run(tmp_path / "run", [*cells, *copies, other])
+    dear = [timed(k, b, cost_ratio=0.6) for k in (1, 2, 4, 6) for b in (1, 2, 4, 8)]
+    first = [c.spec.model_copy(update={"drafter": "a-dear-one"}) for c in dear]
+    copies = [c.model_copy(update={"spec": s, "key": s.key}) for c, s in zip(dear, first, strict=True)]
+    both = write_run(tmp_path / "run", [*copies, *cells, other])
     _, out, _ = spectune("predict", both, "--k", "4", "--batch", "1,4")
-    rows = [line.split() for line in out.splitlines() if "draft, K 4" in line or "third, K 4" in line]
-    assert [row[0] for row in rows] == ["1", "4"]
+    rows = [line.split()[:3] for line in out.splitlines() if ", K 4" in line]
+    assert rows == [["1", "draft,", "K"], ["4", "draft,", "K"]]
     assert "tree:other: trees are not predicted" in out
     _, out, _ = spectune("predict", both, "--k", "4", "--batch", "1,4", "--all")
     assert out.count("estimate: code: ") == 2
