@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import test_pooled
 from synthetic_run import cell, write_run
 from test_fast_plan import probe
 
 from spectune.errors import UsageError
-from spectune.reporting.plan_check import check, page
+from spectune.reporting.plan_check import check, page, perfect_loss
 from spectune.speedup.run import load_run
 from spectune.sweeping.fast_plan import Prediction
 from spectune.sweeping.fast_sweep import FastRecord
@@ -36,14 +38,14 @@ def test_a_choice_is_worth_what_the_grid_measured_there_and_off_is_a_choice(tmp_
     predictions = tuple(Prediction(key=c.key, acceptance_length=2.0, speedup=1.1) for c in full.cells)
     probes = (probe(None, 1, 0, 0.01).model_copy(update={"cost_seconds": 5.0}),)
     found = check(fast, full, FastRecord(grid_cells=6, probes=probes, predictions=predictions))
-    one, four = found.choices
+    one, four = found.measured.choices
     assert (one.chosen.k, one.best.k) == (8, 4)
     assert one.value == pytest.approx(1.9, rel=0.01)
     assert one.loss == pytest.approx(0.05, abs=0.01)
     assert (four.chosen, four.best, four.loss) == (None, None, 0.0)
     assert (found.fast_seconds, found.full_seconds) == (25.0, 60.0)
     expected = sorted(abs(1.1 / value - 1) for value in (1.5, 2.0, 0.9, 0.8))
-    assert list(found.errors) == pytest.approx(expected, rel=0.02)
+    assert list(found.measured.errors) == pytest.approx(expected, rel=0.02)
     text = page(found, fast, full)
     assert "2 of 6 cells" in text
     assert "(41.7%)" in text
@@ -54,7 +56,7 @@ def test_a_choice_is_worth_what_the_grid_measured_there_and_off_is_a_choice(tmp_
 def test_its_own_noise_may_mislead_the_fast_plan_and_costs_what_the_grid_says(tmp_path):
     fast, full = runs(tmp_path, {(4, 2)}, factor=1.3)  # 0.9 was measured as 1.17
     found = check(fast, full, FastRecord(grid_cells=6))
-    four = found.choices[1]
+    four = found.measured.choices[1]
     assert four.value == pytest.approx(0.9, rel=0.01)
     assert four.loss == pytest.approx(0.1, abs=0.01)
 
@@ -64,3 +66,28 @@ def test_a_grid_of_other_cells_is_refused(tmp_path):
     other = load_run(write_run(tmp_path / "other", [cell(suite="math")]))
     with pytest.raises(UsageError, match="lacks 1 cells"):
         check(fast, other, FastRecord(grid_cells=1))
+
+
+def test_noise_alone_makes_a_perfect_choice_lose_in_a_noisy_grid(tmp_path):
+    assert perfect_loss([1.5, 1.2], 0.0) == 0
+    assert perfect_loss([0.5, 0.4], 0.01) == 0  # OFF is known exactly
+    alike = perfect_loss([1.5] * 8, 0.05)
+    # The mean of 1 - x1 / max(x1..x8) for independent x of 5% spread: about 1.42 standard deviations.
+    assert alike == pytest.approx(1.42 * 0.05, rel=0.1)
+    assert perfect_loss([1.5] * 8, 0.1) > 1.5 * alike
+
+
+def test_the_choice_is_judged_on_pooled_times_too_and_both_are_told(tmp_path):
+    noisy = test_pooled.grid(0.08)
+    best = max((c for c in noisy if c.spec.batch == 1 and c.spec.suite == "code"), key=test_pooled.true_speedup)
+    full = load_run(write_run(tmp_path / "full", [c.model_copy(update={"finished_at": END}) for c in noisy]))
+    fast = load_run(write_run(tmp_path / "fast", [best.model_copy(update={"finished_at": END})]))
+    found = check(fast, full, FastRecord(grid_cells=len(noisy)))
+    one = next(c for c in found.pooled.choices if (c.suite, c.batch) == ("code", 1))
+    assert one.chosen == best.spec
+    assert one.loss < 0.03
+    assert found.perfect_loss > 0.03
+    text = page(found, fast, full)
+    assert text.index("## As measured") < text.index("## With the times pooled")
+    assert f"would lose {found.perfect_loss:.1%} on average" in text
+    assert np.isclose(found.noise.noise, 0.113, rtol=0.25)

@@ -56,7 +56,7 @@ class Engine(Protocol):
         """Token ids of each prompt. Prompts are repeated (`id#2`, …) until they fill the batch once."""
 
     def warm_up(self, spec: CellSpec, requests: Sequence[Request]) -> None:
-        """Run every tensor shape that the cell's passes will use, so that no first-use cost is measured."""
+        """Run every tensor shape of the cell's rounds, so that no first-use cost is measured in them."""
 
     def run_pass(
         self,

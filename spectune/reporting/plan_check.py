@@ -3,13 +3,14 @@
     python -m spectune.reporting.plan_check FAST_RUN FULL_RUN -o FILE
 
 Per suite and batch: what the fast plan's cells make the best choice, what that choice is worth in the grid, and the
-grid's own best. The latter is the largest of many noisy numbers, so even a perfect choice loses a little against it.
+grid's own best. The latter is the largest of many noisy numbers, so even a perfect choice loses against it. How much
+is told, and so is what the choice loses once the grid's times are pooled (`speedup.pooled`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ import typer
 
 from spectune.errors import SpectuneError, UsageError
 from spectune.reporting.methods import markdown
+from spectune.speedup.pooled import Pooled, pooled
 from spectune.speedup.run import Run, load_run
 from spectune.sweeping.atomic import write_atomically
 from spectune.sweeping.cell import CellResult, CellSpec
@@ -28,6 +30,7 @@ from spectune.sweeping.figures import figures
 
 OFF = 1.0  # the speedup of plain decoding
 NEAR = 0.03  # a choice that loses no more than this is as good as the best
+_DRAWS = 2000  # noisy grids drawn to tell what a perfect choice loses in one
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,34 +50,78 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """Seconds of measuring, warm-up included; errors are |predicted / measured - 1| of cells that the plan left out."""
+class Verdict:
+    """The fast plan held against one set of speedups; errors are |predicted / shown - 1| of cells that it left out."""
 
     choices: tuple[Choice, ...]
+    errors: tuple[float, ...]
+
+    @property
+    def losses(self) -> list[float]:
+        return [choice.loss for choice in self.choices]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Seconds of measuring, warm-up included. The last three are None where the grid is too small to be pooled.
+
+    `perfect_loss` is what the choice of the best cell itself loses on average against the largest of equally noisy
+    measurements.
+    """
+
+    measured: Verdict
     fast_seconds: float
     full_seconds: float
     fast_cells: int
     full_cells: int
-    errors: tuple[float, ...]
+    pooled: Verdict | None = None
+    noise: Pooled | None = None
+    perfect_loss: float | None = None
 
 
 def check(fast: Run, full: Run, record: FastRecord) -> Check:
     """Raises UsageError where the grid lacks a cell that the fast plan chose."""
     truth = {cell.key: figures(cell).speedup for cell in full.cells}
-    grid = {cell.key: cell.spec for cell in full.cells}
     missing = [cell.key for cell in fast.cells if cell.key not in truth]
     if missing:
         raise UsageError(f"the full grid lacks {len(missing)} cells of the fast plan", "sweep both with equal options")
-    left_out = {key: value for key, value in truth.items() if key not in {cell.key for cell in fast.cells}}
-    return Check(
-        tuple(
-            _choice(place, fast.cells, grid, truth)
-            for place in dict.fromkeys((s.suite, s.batch) for s in full.info.plan)
-        ),
+    found = Check(
+        _verdict(fast, full, record, truth),
         sum(map(_seconds, fast.cells)) + sum(p.cost_seconds for p in record.probes),
         sum(map(_seconds, full.cells)),
         len(fast.cells),
         len(full.cells),
+    )
+    steady = pooled(full.cells)
+    if steady is None:
+        return found
+    places = [[c.key for c in full.cells if (c.spec.suite, c.spec.batch) == place] for place in _places(full)]
+    rivals = [[steady.speedups[key] for key in keys if key in steady.speedups] for keys in places]
+    return replace(
+        found,
+        pooled=_verdict(fast, full, record, steady.speedups),
+        noise=steady,
+        perfect_loss=float(np.mean([perfect_loss(own, steady.noise) for own in rivals if own])),
+    )
+
+
+def perfect_loss(speedups: Sequence[float], noise: float) -> float:
+    """Mean over noisy measurements of a place of 1 - (measured at its best cell, or OFF) / (the largest measured)."""
+    true = np.array([OFF, *speedups])
+    draws = true * np.exp(np.random.default_rng(0).normal(0, noise, (_DRAWS, len(true))))
+    draws[:, 0] = OFF
+    return float(np.mean(1 - draws[:, true.argmax()] / draws.max(axis=1)))
+
+
+def _places(full: Run) -> list[tuple[str, int]]:
+    return list(dict.fromkeys((s.suite, s.batch) for s in full.info.plan))
+
+
+def _verdict(fast: Run, full: Run, record: FastRecord, truth: Mapping[str, float | None]) -> Verdict:
+    grid = {cell.key: cell.spec for cell in full.cells}
+    left_out = {key: value for key, value in truth.items() if key not in {cell.key for cell in fast.cells}}
+    return Verdict(
+        tuple(_choice(place, fast.cells, grid, truth) for place in _places(full)),
         tuple(prediction_errors({p.key: p for p in record.predictions}, left_out)),
     )
 
@@ -86,12 +133,12 @@ def _choice(
     truth: Mapping[str, float | None],
 ) -> Choice:
     own = {c.key: figures(c).speedup for c in measured if (c.spec.suite, c.spec.batch) == place}
-    here = {key: truth[key] for key, spec in grid.items() if (spec.suite, spec.batch) == place}
+    here = {key: truth.get(key) for key, spec in grid.items() if (spec.suite, spec.batch) == place}
     chosen, best = _largest(own), _largest(here)
     return Choice(
         *place,
         grid[chosen] if chosen else None,
-        truth[chosen] or OFF if chosen else OFF,
+        truth.get(chosen) or OFF if chosen else OFF,
         grid[best] if best else None,
         truth[best] or OFF if best else OFF,
     )
@@ -110,6 +157,47 @@ def _seconds(cell: CellResult) -> float:
 def page(found: Check, fast: Run, full: Run) -> str:
     """The whole file."""
     spec = full.cells[0].spec
+    share = found.fast_seconds / found.full_seconds
+    said = (
+        f"The fast plan measured {found.fast_cells} of {found.full_cells} cells and some timed rounds in "
+        f"{found.fast_seconds / 60:.1f} of the grid's {found.full_seconds / 60:.1f} minutes ({share:.1%}). "
+        + _said(found.measured)
+    )
+    where = (
+        f"Target `{full.info.target.name}`, {spec.dtype} on {spec.device}; {full.info.created_at[:10]}, spectune "
+        f"{full.info.spectune_version}; the fast run: {fast.info.created_at[:10]}. `make grid` measures both again."
+    )
+    parts = ["# The fast plan against the full grid", said, where, "## As measured", _table(found.measured)]
+    if found.noise and found.pooled and found.perfect_loss is not None:
+        noisy = (
+            f"The machine is not steady: the plain step of a suite and batch, measured anew in each of its cells, "
+            f"spreads by {found.noise.plain_noise:.1%} around its median, and a cell's rounds by "
+            f"{found.noise.round_noise:.1%} around a smooth curve in K. With speedups that are known to "
+            f"{found.noise.noise:.1%} only, the best cell itself would lose {found.perfect_loss:.1%} on average "
+            f"against the largest measurement of its place. So here the grid's times are pooled: each cell keeps its "
+            f"own tokens per round, its round comes from a curve fitted to all cells of its batch, the plain step "
+            f"is the median of its place. " + _said(found.pooled)
+        )
+        parts += ["## With the times pooled", noisy, _table(found.pooled)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _said(verdict: Verdict) -> str:
+    losses = verdict.losses
+    said = (
+        f"Its choice lies within {NEAR:.0%} of the grid's best in {sum(loss <= NEAR for loss in losses)} of "
+        f"{len(losses)} places, the worst {max(losses):.1%} below it."
+    )
+    if verdict.errors:
+        median, p90 = np.percentile(verdict.errors, [50, 90])
+        said += (
+            f" On the {len(verdict.errors)} cells that it left out its predictions are off by {median:.1%} in the "
+            f"median and {p90:.1%} at the 90th percentile."
+        )
+    return said
+
+
+def _table(verdict: Verdict) -> str:
     head = [
         "suite",
         "batch",
@@ -129,27 +217,9 @@ def page(found: Check, fast: Run, full: Run) -> str:
             f"{c.best_value:.2f}",
             f"{c.loss:.1%}",
         ]
-        for c in found.choices
+        for c in verdict.choices
     ]
-    losses = [c.loss for c in found.choices]
-    share = found.fast_seconds / found.full_seconds
-    said = (
-        f"The fast plan measured {found.fast_cells} of {found.full_cells} cells and some timed rounds in "
-        f"{found.fast_seconds / 60:.1f} of the grid's {found.full_seconds / 60:.1f} minutes ({share:.1%}). Its choice "
-        f"lies within {NEAR:.0%} of the grid's best in {sum(loss <= NEAR for loss in losses)} of {len(losses)} places, "
-        f"the worst {max(losses):.1%} below it."
-    )
-    if found.errors:
-        median, p90 = np.percentile(found.errors, [50, 90])
-        said += (
-            f" On the {len(found.errors)} cells that it left out its predictions were off by {median:.1%} in the "
-            f"median and {p90:.1%} at the 90th percentile."
-        )
-    where = (
-        f"Target `{full.info.target.name}`, {spec.dtype} on {spec.device}; {full.info.created_at[:10]}, spectune "
-        f"{full.info.spectune_version}; the fast run: {fast.info.created_at[:10]}. `make grid` measures both again."
-    )
-    return "\n\n".join(["# The fast plan against the full grid", said, where, markdown(head, rows)]) + "\n"
+    return markdown(head, rows)
 
 
 def _name(spec: CellSpec | None) -> str:
