@@ -175,8 +175,8 @@ def page(found: Check, fast: Run, full: Run) -> str:
             f"{found.noise.round_noise:.1%} around a smooth curve in K. With speedups that are known to "
             f"{found.noise.noise:.1%} only, the best cell itself would lose {found.perfect_loss:.1%} on average "
             f"against the largest measurement of its place. So here the grid's times are pooled: each cell keeps its "
-            f"own tokens per round, its round comes from a curve fitted to all cells of its batch, the plain step "
-            f"is the median of its place. " + _said(found.pooled)
+            f"own acceptance length, counted over all rounds; its round comes from a curve fitted to all cells of its "
+            f"batch, the plain step is the median of its place. " + _said(found.pooled)
         )
         parts += ["## With the times pooled", noisy, _table(found.pooled)]
     return "\n\n".join(parts) + "\n"

@@ -4,10 +4,11 @@ A cell's counts are exact, its times are not: they drift with the machine. In a 
 smoothly with K, drafting is the same on every suite, and the plain step is measured anew in each cell of a place. So
 per batch
 
-    log(round seconds) = a_d + b_d u + c_d u²  (drafter d)  +  e_s + f_s u  (suite s),  u = log(1 + K),
+    round seconds = a_d + b_d K + c_d K²  (drafting and verifying with drafter d)  +  e_s + f_s K  (suite s)
 
-is fitted by least squares, and a cell's speedup follows from its own tokens per round, its fitted round and the median
-plain step of its suite and batch.
+is fitted by least squares of the relative errors, and a cell's speedup follows from its own acceptance length, its
+fitted round and the median plain step of its suite and batch. Rounds are timed with every slot busy, but acceptance is
+counted over all: where prompts are few, the former end when the quickest row does, and would flatter it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spectune.sweeping.cell import CellResult, PassResult
-from spectune.sweeping.figures import decode_rate
+from spectune.sweeping.cell import CellResult
+from spectune.sweeping.figures import decode_rate, figures
 
 _LEAST_RESIDUALS = 10  # fewer left over after the fit tell nothing about the noise
+_REWEIGHTED = 5  # times that the fit's own values are taken for the scale of the errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,10 @@ class Pooled:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Of one cell, at full occupancy: tokens per row and round, seconds per round and per plain step."""
+    """Of one cell: the acceptance length, and with every slot busy the seconds of a round and of a plain step."""
 
     cell: CellResult
-    tokens: float
+    acceptance_length: float
     round_seconds: float
     plain_seconds: float
 
@@ -60,17 +62,16 @@ def pooled(cells: Sequence[CellResult]) -> Pooled | None:
     for batch in dict.fromkeys(t.cell.spec.batch for t in known):
         own = [t for t in known if t.cell.spec.batch == batch]
         design = _design([t.cell for t in own])
-        logs = np.log([t.round_seconds for t in own])
-        solution, _, rank, _ = np.linalg.lstsq(design, logs, rcond=None)
-        fitted = design @ solution
-        residuals += list(logs - fitted)
-        freedom += len(own) - int(rank)
+        seconds = np.array([t.round_seconds for t in own])
+        fitted = _relative_fit(design, seconds)
+        residuals += list(seconds / fitted - 1)
+        freedom += len(own) - int(np.linalg.matrix_rank(design))
         plain = {
             suite: statistics.median(t.plain_seconds for t in own if t.cell.spec.suite == suite)
             for suite in dict.fromkeys(t.cell.spec.suite for t in own)
         }
-        for t, seconds in zip(own, np.exp(fitted), strict=True):
-            speedups[t.cell.key] = t.tokens * plain[t.cell.spec.suite] / float(seconds)
+        for t, fit in zip(own, fitted, strict=True):
+            speedups[t.cell.key] = t.acceptance_length * plain[t.cell.spec.suite] / float(fit)
             off_plain.append(math.log(t.plain_seconds / plain[t.cell.spec.suite]))
     if freedom < _LEAST_RESIDUALS:
         return None
@@ -81,28 +82,35 @@ def pooled(cells: Sequence[CellResult]) -> Pooled | None:
     )
 
 
+def _relative_fit(design: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Fitted values of y > 0, whose errors are shares of it."""
+    scale = y
+    for _ in range(_REWEIGHTED):
+        solution = np.linalg.lstsq(design / scale[:, None], y / scale, rcond=None)[0]
+        scale = np.maximum(design @ solution, 0.1 * y)  # a fit through noise must not become a negative time
+    return scale
+
+
 def _design(cells: Sequence[CellResult]) -> NDArray[np.float64]:
     """[cells, coefficients]: a parabola per drafter, a line per suite but the first."""
     drafters = list(dict.fromkeys(c.spec.drafter for c in cells))
     suites = list(dict.fromkeys(c.spec.suite for c in cells))[1:]
     rows = []
     for c in cells:
-        u = math.log1p(c.spec.k)
-        row = [value * (c.spec.drafter == d) for d in drafters for value in (1.0, u, u * u)]
-        rows.append(row + [value * (c.spec.suite == s) for s in suites for value in (1.0, u)])
+        k = float(c.spec.k)
+        row = [value * (c.spec.drafter == d) for d in drafters for value in (1.0, k, k * k)]
+        rows.append(row + [value * (c.spec.suite == s) for s in suites for value in (1.0, k)])
     return np.array(rows)
 
 
 def _times(cell: CellResult) -> _Times | None:
+    batch = cell.spec.batch
     speculative = [p for p in cell.passes if p.mode == "speculative"]
-    plain = decode_rate([p for p in cell.passes if p.mode == "plain"], cell.spec.batch)
-    after = decode_rate(speculative, cell.spec.batch)
-    tokens = _tokens_per_round(speculative, cell.spec.batch)
-    if not plain or not after or not tokens:
+    rounds = sum(p.times.rounds for p in speculative)
+    seconds = sum(r.full_seconds for p in speculative for r in p.requests)
+    plain = decode_rate([p for p in cell.passes if p.mode == "plain"], batch)
+    tokens = figures(cell).acceptance_length
+    if not plain or not tokens or not rounds or seconds <= 0:
         return None
-    return _Times(cell, tokens, tokens * cell.spec.batch / after, cell.spec.batch / plain)
-
-
-def _tokens_per_round(passes: Sequence[PassResult], batch: int) -> float | None:
-    rounds = sum(p.times.rounds for p in passes)
-    return sum(r.full_tokens for p in passes for r in p.requests) / (rounds * batch) if rounds else None
+    # Each of the batch's rows counts the same seconds.
+    return _Times(cell, tokens, seconds / (batch * rounds), batch / plain)
