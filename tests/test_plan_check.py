@@ -46,7 +46,10 @@ def test_a_choice_is_worth_what_the_grid_measured_there_and_off_is_a_choice(tmp_
     assert (found.fast_seconds, found.full_seconds) == (25.0, 60.0)
     expected = sorted(abs(1.1 / value - 1) for value in (1.5, 2.0, 0.9, 0.8))
     assert list(found.measured.errors) == pytest.approx(expected, rel=0.02)
+    lengths = sorted(abs(2.0 / length - 1) for length in (2.0, 3.0, 2.0, 3.0))  # K 2 and 4 of both suites
+    assert sorted(found.length_errors) == pytest.approx(lengths)
     text = page(found, fast, full)
+    assert "acceptance lengths alone are off by 16.7% and 33.3%" in text
     assert "2 of 6 cells" in text
     assert "(41.7%)" in text
     assert "within 3% of the grid's best in 1 of 2 places, the worst 5." in text
@@ -90,4 +93,5 @@ def test_the_choice_is_judged_on_pooled_times_too_and_both_are_told(tmp_path):
     text = page(found, fast, full)
     assert text.index("## As measured") < text.index("## With the times pooled")
     assert f"would lose {found.perfect_loss:.1%} on average" in text
+    assert f"off by {0.6745 * found.noise.noise:.1%} in the median and {1.6449 * found.noise.noise:.1%} at" in text
     assert np.isclose(found.noise.noise, 0.113, rtol=0.25)

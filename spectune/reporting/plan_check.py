@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from statistics import NormalDist
 from typing import Annotated
 
 import numpy as np
@@ -74,6 +75,7 @@ class Check:
     full_seconds: float
     fast_cells: int
     full_cells: int
+    length_errors: tuple[float, ...]  # of the predicted acceptance lengths of the cells left out
     pooled: Verdict | None = None
     noise: Pooled | None = None
     perfect_loss: float | None = None
@@ -91,6 +93,7 @@ def check(fast: Run, full: Run, record: FastRecord) -> Check:
         sum(map(_seconds, full.cells)),
         len(fast.cells),
         len(full.cells),
+        _length_errors(record, full, {cell.key for cell in fast.cells}),
     )
     steady = pooled(full.cells)
     if steady is None:
@@ -102,6 +105,13 @@ def check(fast: Run, full: Run, record: FastRecord) -> Check:
         pooled=_verdict(fast, full, record, steady.speedups),
         noise=steady,
         perfect_loss=float(np.mean([perfect_loss(own, steady.noise) for own in rivals if own])),
+    )
+
+
+def _length_errors(record: FastRecord, full: Run, seen: set[str]) -> tuple[float, ...]:
+    lengths = {cell.key: figures(cell).acceptance_length for cell in full.cells if cell.key not in seen}
+    return tuple(
+        abs(p.acceptance_length / length - 1) for p in record.predictions if (length := lengths.get(p.key)) is not None
     )
 
 
@@ -163,6 +173,9 @@ def page(found: Check, fast: Run, full: Run) -> str:
         f"{found.fast_seconds / 60:.1f} of the grid's {found.full_seconds / 60:.1f} minutes ({share:.1%}). "
         + _said(found.measured)
     )
+    if found.length_errors:
+        median, p90 = np.percentile(found.length_errors, [50, 90])
+        said += f" Their acceptance lengths alone are off by {median:.1%} and {p90:.1%}."
     where = (
         f"Target `{full.info.target.name}`, {spec.dtype} on {spec.device}; {full.info.created_at[:10]}, spectune "
         f"{full.info.spectune_version}; the fast run: {fast.info.created_at[:10]}. `make grid` measures both again."
@@ -174,12 +187,20 @@ def page(found: Check, fast: Run, full: Run) -> str:
             f"spreads by {found.noise.plain_noise:.1%} around its median, and a cell's rounds by "
             f"{found.noise.round_noise:.1%} around a smooth curve in K. With speedups that are known to "
             f"{found.noise.noise:.1%} only, the best cell itself would lose {found.perfect_loss:.1%} on average "
-            f"against the largest measurement of its place. So here the grid's times are pooled: each cell keeps its "
+            f"against the largest measurement of its place, and predictions without any error would seem off by "
+            f"{_typical_error(found.noise.noise, 0.5):.1%} in the median and "
+            f"{_typical_error(found.noise.noise, 0.9):.1%} at the 90th percentile. "
+            f"So here the grid's times are pooled: each cell keeps its "
             f"own acceptance length, counted over all rounds; its round comes from a curve fitted to all cells of its "
             f"batch, the plain step is the median of its place. " + _said(found.pooled)
         )
         parts += ["## With the times pooled", noisy, _table(found.pooled)]
     return "\n\n".join(parts) + "\n"
+
+
+def _typical_error(noise: float, share: float) -> float:
+    """The size that this share of normal errors stays below."""
+    return NormalDist(0, noise).inv_cdf((1 + share) / 2) if noise else 0.0
 
 
 def _said(verdict: Verdict) -> str:
