@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from conftest import CPU
@@ -35,9 +36,15 @@ def test_weights_and_caches_are_the_tensors_that_exist(tiny, other_folder):
     decoder = Decoder(tiny.model, drafter, DecodeSettings(KSchedule.constant(3)), StopRule())
     decoder.on_round = lambda d, _: held.append(store_bytes(d.store) + store_bytes(drafter.store))
     decoder.decode(requests, 3)
+    beside = []  # plain decoding, which takes turns with it on a CPU
+    plain = Decoder(tiny.model, None, DecodeSettings(KSchedule.constant(3)), StopRule())
+    plain.on_round = lambda d, _: beside.append(store_bytes(d.store))
+    plain.decode(requests, 3)
     cell = spec(k=3, batch=3, max_new_tokens=12)
-    plan = plan_memory(load_of(cell, requests, tiny.info, {"draft": draft.info}))
-    assert plan.kv_bytes == max(held)
+    load_ = load_of(cell, requests, tiny.info, {"draft": draft.info})
+    plan = plan_memory(load_)
+    assert plan.kv_bytes == max(held) + max(beside)
+    assert plan_memory(replace(load_, takes_turns=False)).kv_bytes == max(held)
     assert plan.weight_bytes == sum(p.numel() * 4 for m in (tiny, draft) for p in m.model.model.parameters())
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -109,11 +109,11 @@ class Decoder:
         self.slots: list[Slot] = []
         self.stop_ids = torch.tensor(sorted(stop.token_ids), dtype=torch.long, device=target.device)
         self.ahead: tuple[Mark, Mark] | None = None  # around a draft that was begun ahead
+        self.paused = 0.0  # seconds that went by between rounds, while another decoder ran
         self.on_round: Callable[[Decoder, RoundTrace], None] | None = None
         # Sampled chains only: p [B, K + 1, V], q [B, K, V], counts [B], accepted [B].
         self.on_verdict: OnVerdict | None = None  # for chains under speculative sampling; not called by recordings
 
-    @torch.inference_mode()
     def decode(
         self,
         requests: Sequence[Request],
@@ -123,7 +123,28 @@ class Decoder:
         room: int = 0,
         rounds: int | None = None,
     ) -> Run:
-        """Decode all requests, `batch` at a time; a finished row's slot is refilled at once.
+        """`steps` to their end."""
+        steps = self.steps(requests, batch, on_tokens, room=room, rounds=rounds)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                run: Run = end.value
+                return run
+
+    @torch.inference_mode()
+    def steps(
+        self,
+        requests: Sequence[Request],
+        batch: int,
+        on_tokens: OnTokens | None = None,
+        *,
+        room: int = 0,
+        rounds: int | None = None,
+    ) -> Generator[None, None, Run]:
+        """Decode all requests, `batch` at a time, round by round; a finished row's slot is refilled at once.
+
+        The time between two rounds is not counted, so that several decoders without recordings may take turns.
 
         Args:
             room: make the caches long enough for requests of so many tokens, prompt and output, even if these are
@@ -135,7 +156,7 @@ class Decoder:
         """
         if batch < 1:
             raise UsageError(f"batch must be 1 or more, not {batch}")
-        began = time.perf_counter()
+        began = self._now()
         run = Run([Generation(r.id, len(r.token_ids)) for r in requests])
         waiting = deque(zip(requests, run.generations, strict=True))
         limits = [self._limit(request) for request in requests]
@@ -170,7 +191,10 @@ class Decoder:
             run.target_forwards += 1
             if self.on_round:
                 self.on_round(self, trace)
-        run.wall_seconds = time.perf_counter() - began
+            left = time.perf_counter()
+            yield
+            self.paused += time.perf_counter() - left
+        run.wall_seconds = self._now() - began
         # A decoder may be kept; the caches of a finished run need not be, unless recordings use them.
         self.store = KVStore(0, 0)
         if self.drafter:
@@ -178,6 +202,10 @@ class Decoder:
                 self.drafter.record_with(None)
             self.drafter.start(0, 0)
         return run
+
+    def _now(self) -> float:
+        """Seconds of this decoder's own clock, which stands still between rounds."""
+        return time.perf_counter() - self.paused
 
     @property
     def captures(self) -> int:
@@ -204,7 +232,7 @@ class Decoder:
         on_tokens: OnTokens | None,
     ) -> None:
         """Prefill a request into the next free row and choose its first token."""
-        started = time.perf_counter()
+        started = self._now()
         index = len(self.slots)
         prompt = list(request.token_ids)
         ids = torch.tensor([prompt], device=self.target.device)
@@ -214,7 +242,7 @@ class Decoder:
         row = Row(prompt, request.seed)
         token = self._choose_first(logits, row, index)
         slot = Slot(row, request, generation, self._limit(request), started)
-        slot.first_token_at = time.perf_counter()
+        slot.first_token_at = self._now()
         generation.ttft_seconds = slot.first_token_at - started
         generation.origins.append("prefill")
         generation.tokens.append(token)
@@ -355,7 +383,7 @@ class Decoder:
             generation.stop_string = stopped or None
         else:
             generation.finish_reason = "length" if slot.limit == slot.request.max_new_tokens else "context"
-        generation.decode_seconds = time.perf_counter() - slot.first_token_at
+        generation.decode_seconds = self._now() - slot.first_token_at
         return True
 
     def _free(self, index: int) -> None:

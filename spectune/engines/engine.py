@@ -9,6 +9,8 @@ from typing import Literal, Protocol, runtime_checkable
 from spectune.suites.prompt import Suite
 from spectune.sweeping.cell import CellSpec, Difference, Excerpt, ModelInfo, OverlapCount, PassResult, Sampling
 
+Mode = Literal["plain", "speculative"]
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -63,7 +65,7 @@ class Engine(Protocol):
         spec: CellSpec,
         requests: Sequence[Request],
         *,
-        mode: Literal["plain", "speculative"],
+        mode: Mode,
         repeat: int,
         order: int,
         on_tokens: Callable[[int], None] | None = None,
@@ -104,6 +106,26 @@ class SeesDistributions(Protocol):
 
         Empty where it does not decide acceptance: at temperature 0, for trees, and under any rule but `speculative`.
         """
+
+
+@runtime_checkable
+class Interleaves(Protocol):
+    """An engine that can let a plain and a speculative pass take turns, so that both meet the same disturbances."""
+
+    def interleaves(self, spec: CellSpec) -> bool:
+        """Whether it can for this cell; otherwise its passes run one after the other."""
+
+    def run_pair(
+        self,
+        spec: CellSpec,
+        requests: Sequence[Request],
+        *,
+        modes: tuple[Mode, Mode],
+        repeat: int,
+        order: int,
+        on_tokens: Callable[[int], None] | None = None,
+    ) -> tuple[PassResult, PassResult]:
+        """Both passes of a repeat, in the order of `modes`. Neither's times contain the other's."""
 
 
 @runtime_checkable

@@ -22,10 +22,11 @@ from spectune.decoding.loading import load, pick_device, pick_dtype
 from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
 from spectune.engines.difference import find_difference
-from spectune.engines.engine import Request, Requests, RoundTiming
+from spectune.engines.engine import Mode, Request, Requests, RoundTiming
 from spectune.engines.excerpt import to_excerpt
 from spectune.engines.overlap import OverlapCounter
 from spectune.engines.round_times import Blocks, FullWidth, timings
+from spectune.engines.turns import take_turns
 from spectune.errors import UsageError
 from spectune.suites.prompt import Suite
 from spectune.suites.render import render
@@ -42,7 +43,7 @@ from spectune.sweeping.cell import (
     Sampling,
 )
 from spectune.sweeping.drafter_names import drafts_trees
-from spectune.sweeping.recording import recorded
+from spectune.sweeping.recording import interleaved, recorded
 
 _OVERLAP_REQUESTS, _OVERLAP_TOKENS = 8, 64  # the sample on which 1 − TV is compared with the counts
 
@@ -167,7 +168,7 @@ class NativeEngine:
         spec: CellSpec,
         requests: Sequence[Request],
         *,
-        mode: Literal["plain", "speculative"],
+        mode: Mode,
         repeat: int,
         order: int,
         on_tokens: Callable[[int], None] | None = None,
@@ -181,6 +182,34 @@ class NativeEngine:
             run = decoder.decode(requests, spec.batch, room=_room(requests))
             if decoder.captures == before:
                 break
+        return self._passed(run, requests, mode=mode, repeat=repeat, order=order)
+
+    def interleaves(self, spec: CellSpec) -> bool:
+        return interleaved(spec)
+
+    def run_pair(
+        self,
+        spec: CellSpec,
+        requests: Sequence[Request],
+        *,
+        modes: tuple[Mode, Mode],
+        repeat: int,
+        order: int,
+        on_tokens: Callable[[int], None] | None = None,
+    ) -> tuple[PassResult, PassResult]:
+        first, second = take_turns(
+            [self._decoder(spec, speculative=mode == "speculative") for mode in modes],
+            requests,
+            spec.batch,
+            room=_room(requests),
+            on_tokens=on_tokens,
+        )
+        return (
+            self._passed(first, requests, mode=modes[0], repeat=repeat, order=order),
+            self._passed(second, requests, mode=modes[1], repeat=repeat, order=order + 1),
+        )
+
+    def _passed(self, run: Run, requests: Sequence[Request], *, mode: Mode, repeat: int, order: int) -> PassResult:
         self._outputs |= {g.digest: g.tokens for g in run.generations}
         if mode == "speculative" and self._first is None:
             self._first = run.generations[0]

@@ -1,21 +1,31 @@
-"""Measuring one cell: warm-up at its own shapes, then plain and speculative passes in pairs, A B B A."""
+"""Measuring one cell: warm-up at its own shapes, then plain and speculative passes in pairs, A B B A.
+
+Where the engine can, the two passes of a pair take turns round by round.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import Literal, Protocol
+from typing import Protocol
 
-from spectune.engines.engine import Engine, KeepsRecordings, KeepsText, Request, Requests, SeesDistributions
+from spectune.engines.engine import (
+    Engine,
+    Interleaves,
+    KeepsRecordings,
+    KeepsText,
+    Mode,
+    Request,
+    Requests,
+    SeesDistributions,
+)
 from spectune.errors import SpectuneError, UsageError
 from spectune.measuring.device_memory import watch_peak
 from spectune.sweeping.cell import Bandwidth, CellResult, CellSpec, Memory, MemoryPlan, OutputCheck, PassResult
 from spectune.sweeping.sample import Sample
 from spectune.sweeping.warning import cell_warnings
-
-Mode = Literal["plain", "speculative"]
 
 
 class Gauge(Protocol):
@@ -51,10 +61,10 @@ def measure_cell(
     sample = Sample(spec, requests.requests)
     with gauge.watch(), watch_peak(spec.device) as peak:
         while some := sample.next(passes):
-            for repeat, mode in pass_order(spec, first=len(passes) // 2):
-                done = engine.run_pass(spec, some, mode=mode, repeat=repeat, order=len(passes), on_tokens=on_tokens)
-                check_counts(spec, some, done)
-                passes.append(done)
+            for repeat, modes in pass_order(spec, first=len(passes) // 2):
+                for done in _pair(engine, spec, some, modes, repeat, len(passes), on_tokens):
+                    check_counts(spec, some, done)
+                    passes.append(done)
     unrecorded: Sequence[str] = ()
     if isinstance(engine, KeepsRecordings):
         unrecorded = engine.unrecorded()
@@ -88,15 +98,32 @@ def measure_cell(
     )
 
 
-def pass_order(spec: CellSpec, *, first: int = 0) -> list[tuple[int, Mode]]:
-    """(repeat, mode) of the passes over some prompts; `first` is the number of repeats before them.
+def _pair(
+    engine: Engine,
+    spec: CellSpec,
+    requests: Sequence[Request],
+    modes: tuple[Mode, Mode],
+    repeat: int,
+    order: int,
+    on_tokens: Callable[[int], None] | None,
+) -> Iterator[PassResult]:
+    """Both passes of a repeat."""
+    if isinstance(engine, Interleaves) and engine.interleaves(spec):
+        yield from engine.run_pair(spec, requests, modes=modes, repeat=repeat, order=order, on_tokens=on_tokens)
+        return
+    for number, mode in enumerate(modes, order):
+        yield engine.run_pass(spec, requests, mode=mode, repeat=repeat, order=number, on_tokens=on_tokens)
+
+
+def pass_order(spec: CellSpec, *, first: int = 0) -> list[tuple[int, tuple[Mode, Mode]]]:
+    """(repeat, modes) of the pairs over some prompts; `first` is the number of repeats before them.
 
     Pairs alternate; which mode begins depends on the key, so that over many cells drift favours neither.
     """
     modes: tuple[Mode, Mode] = ("plain", "speculative")
     if int(spec.key, 16) % 2:
         modes = ("speculative", "plain")
-    return [(r, mode) for r in range(first, first + spec.repeats) for mode in (modes if r % 2 == 0 else modes[::-1])]
+    return [(r, modes if r % 2 == 0 else (modes[1], modes[0])) for r in range(first, first + spec.repeats)]
 
 
 def output_check(

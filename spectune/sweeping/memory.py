@@ -2,7 +2,7 @@
 
     weights     of the target and of every draft of the sweep on its device: they stay loaded
     caches      keys and values of the target and of the cell's own draft, for every row up to its last token, and K + 1
-                slots more, which a round may write behind it
+                slots more, which a round may write behind it; where plain decoding takes turns with it, its too
     logits      of K + 1 places a row, and what sampling makes of them: see `_bytes_per_logit`
     layer       the widest point of a layer for the longest prefill, or for the places that a round verifies
     graphs      private pools of captured CUDA graphs, as the engine states them
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from spectune.engines.engine import Request
 from spectune.sweeping.cell import CellSpec, MemoryPlan, ModelInfo, Sampling
+from spectune.sweeping.recording import interleaved
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # per parameter
 _FLOAT, _DOUBLE, _INDEX = 4, 8, 8
@@ -53,6 +54,7 @@ class Load:
     rule: str
     sampling: Sampling
     graph_bytes: int = 0
+    takes_turns: bool = False  # plain decoding runs beside, with a cache of its own
 
 
 def load_of(
@@ -70,6 +72,7 @@ def load_of(
         k=spec.k,
         rule=spec.rule,
         sampling=spec.sampling,
+        takes_turns=interleaved(spec),
     )
 
 
@@ -91,10 +94,13 @@ def plan_memory(load: Load) -> MemoryPlan:
     per_token = target.kv_bytes_per_token
     if draft is not None and not is_part_of(target, draft):
         per_token += draft.kv_bytes_per_token
+    row = slots * per_token
+    if load.takes_turns:
+        row += (load.context + 1) * target.kv_bytes_per_token
     verified = load.batch * (load.k + 1)
     return MemoryPlan(
         weight_bytes=load.weight_bytes,
-        kv_bytes=load.batch * slots * per_token,
+        kv_bytes=load.batch * row,
         logits_bytes=verified * target.vocab_size * _bytes_per_logit(load),
         layer_bytes=max(load.longest_prompt, verified) * target.activation_bytes_per_token,
         graph_bytes=load.graph_bytes,

@@ -1,8 +1,10 @@
-"""Whether a decoder records its rounds (see `decoding.graphs`)."""
+"""Whether a decoder records its rounds (see `decoding.graphs`), and whether a cell's passes take turns."""
 
 from __future__ import annotations
 
 import os
+
+from spectune.sweeping.cell import CellSpec
 
 VARIABLE = "SPECTUNE_GRAPHS"  # 1: also on a CPU, where it only costs time; 0: nowhere
 
@@ -17,3 +19,11 @@ def recorded(device: str, wanted: bool | None = None) -> bool:
         return wanted
     said = os.environ.get(VARIABLE, "")
     return said == "1" if said in ("0", "1") else device.startswith("cuda")
+
+
+def interleaved(spec: CellSpec) -> bool:
+    """Whether a cell's plain and speculative pass take turns round by round.
+
+    Not with recordings, whose buffers both passes share; and a GPU's counters are read over whole passes.
+    """
+    return spec.device == spec.draft_device == "cpu" and not spec.graphs

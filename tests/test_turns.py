@@ -1,0 +1,105 @@
+"""Decoders that take turns: the same tokens as alone, each on its own clock, side by side all the way."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from conftest import save_tiny
+from test_decoder_greedy import with_tokenizer
+from test_native_engine import spec_of, suite_of
+from test_sweep_measure import StillGauge
+
+from spectune.engines.native import NativeEngine
+from spectune.engines.turns import take_turns
+from spectune.sweeping.measure import measure_cell
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = with_tokenizer(save_tiny(tmp_path_factory.mktemp("turns"), max_positions=64), 128)
+    return NativeEngine(str(folder), dtype="float32", device="cpu")
+
+
+def counted(done):
+    """What a pass counts, without what it times."""
+    return [(r.id, r.output_digest, r.rounds, r.finish_reason) for r in done.requests]
+
+
+@pytest.mark.parametrize("drafter", ["early-exit:1", "ngram", "tree:ngram"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_passes_that_take_turns_decode_what_they_decode_alone(engine, drafter, batch):
+    spec = spec_of(engine, drafter=drafter, batch=batch, max_new_tokens=16)
+    requests = engine.render(spec, suite_of("a", "b", "c", "d")).requests
+    alone = [engine.run_pass(spec, requests, mode=m, repeat=0, order=0) for m in ("speculative", "plain")]
+    pair = engine.run_pair(spec, requests, modes=("speculative", "plain"), repeat=3, order=6)
+    assert [counted(done) for done in pair] == [counted(done) for done in alone]
+    assert [(done.mode, done.repeat, done.order) for done in pair] == [("speculative", 3, 6), ("plain", 3, 7)]
+    assert [done.target_forwards for done in pair] == [done.target_forwards for done in alone]
+
+
+def test_a_decoder_does_not_count_the_time_between_its_rounds(engine):
+    spec = spec_of(engine, batch=1)
+    requests = engine.render(spec, suite_of("a", "b")).requests
+    began = time.perf_counter()
+    steps = engine._decoder(spec, speculative=True).steps(requests, 1)
+    slept = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            run = end.value
+            break
+        time.sleep(0.05)
+        slept += 1
+    elapsed = time.perf_counter() - began
+    assert slept > 4
+    assert run.wall_seconds <= elapsed - 0.05 * slept
+    assert sum(g.ttft_seconds + g.decode_seconds for g in run.generations) <= run.wall_seconds
+
+
+class Scripted:
+    """Stands for a decoder: its rounds emit what the script says."""
+
+    def __init__(self, emits, log):
+        self.emits, self.log, self.on_round = emits, log, None
+
+    def steps(self, requests, batch, *, room):
+        for n in self.emits:
+            self.log.append((self, n))
+            self.on_round(self, SimpleNamespace(emitted=n))
+            yield
+        return self
+
+
+@pytest.mark.parametrize("quick", [[3, 1, 3, 5], [5, 5, 1, 1], [12]])
+def test_neither_of_two_decoders_runs_ahead_of_the_other(quick):
+    log, told = [], []
+    slow, fast = Scripted([1] * 12, log), Scripted(quick, log)
+    assert take_turns([slow, fast], [], 1, on_tokens=told.append) == [slow, fast]
+    assert sum(told) == 24
+    emitted = {slow: 0, fast: 0}
+    for who, n in log:
+        other = fast if who is slow else slow
+        assert emitted[who] <= emitted[other] or emitted[other] == 12
+        emitted[who] += n
+
+
+def test_a_cell_on_a_cpu_is_measured_in_turns_and_one_with_recordings_is_not(engine, monkeypatch):
+    asked = []
+    for name in ("run_pass", "run_pair"):
+        real = getattr(engine, name)
+
+        def spied(*args, name=name, real=real, **more):
+            asked.append(name)
+            return real(*args, **more)
+
+        monkeypatch.setattr(engine, name, spied)
+    for graphs, names in ((False, ["run_pair"] * 2), (True, ["run_pass"] * 4)):
+        asked.clear()
+        spec = spec_of(engine, graphs=graphs, repeats=2)
+        result = measure_cell(engine, spec, engine.render(spec, suite_of("a", "b", "c")), gauge=StillGauge())
+        assert asked == names
+        assert [p.order for p in result.passes] == [0, 1, 2, 3]
+        assert result.output_check.verdict == "identical"
