@@ -84,13 +84,13 @@ def recorded_pass(engine, **changes):
 
 def test_a_pass_in_which_something_was_recorded_is_made_again(engine, monkeypatch):
     runs = []
-    decode = Decoder.decode
+    steps = Decoder.steps
 
     def counted(self, *arguments, **options):
         runs.append(self.captures)
-        return decode(self, *arguments, **options)
+        return steps(self, *arguments, **options)
 
-    monkeypatch.setattr(Decoder, "decode", counted)
+    monkeypatch.setattr(Decoder, "steps", counted)
     recorded_pass(engine)
     assert len(runs) == 2
     recorded_pass(engine)
@@ -125,3 +125,20 @@ def test_what_cannot_be_recorded_is_called_and_told(engine, monkeypatch):
     assert "item" in why
     engine.release()
     assert engine.unrecorded() == ()
+
+
+def test_a_warm_up_on_a_cpu_prefills_little_and_one_with_recordings_all(engine, monkeypatch):
+    prefilled = []
+    decode = Decoder.decode
+
+    def spied(self, requests, *args, **more):
+        prefilled.append([len(r.token_ids) for r in requests])
+        return decode(self, requests, *args, **more)
+
+    monkeypatch.setattr(Decoder, "decode", spied)
+    suite = Suite("s", "test", (Prompt("long", "all", text="w5 " * 40), Prompt("short", "all", text="w5")))
+    for graphs, longest in ((False, 16), (True, 40)):
+        prefilled.clear()
+        spec = spec_of(engine, batch=2, k=3, graphs=graphs)
+        engine.warm_up(spec, engine.render(spec, suite).requests)
+        assert prefilled == [[longest, 1], [longest, 1]]  # plain, speculative

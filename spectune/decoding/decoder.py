@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -124,13 +124,8 @@ class Decoder:
         rounds: int | None = None,
     ) -> Run:
         """`steps` to their end."""
-        steps = self.steps(requests, batch, on_tokens, room=room, rounds=rounds)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                run: Run = end.value
-                return run
+        *_, run = self.steps(requests, batch, on_tokens, room=room, rounds=rounds)
+        return run
 
     @torch.inference_mode()
     def steps(
@@ -141,10 +136,11 @@ class Decoder:
         *,
         room: int = 0,
         rounds: int | None = None,
-    ) -> Generator[None, None, Run]:
-        """Decode all requests, `batch` at a time, round by round; a finished row's slot is refilled at once.
+    ) -> Iterator[Run]:
+        """Decode all requests, `batch` at a time; a finished row's slot is refilled at once.
 
-        The time between two rounds is not counted, so that several decoders without recordings may take turns.
+        Yields the same run after each round, and last when it is complete. The time between two rounds is not counted,
+        so that several decoders without recordings may take turns.
 
         Args:
             room: make the caches long enough for requests of so many tokens, prompt and output, even if these are
@@ -192,7 +188,7 @@ class Decoder:
             if self.on_round:
                 self.on_round(self, trace)
             left = time.perf_counter()
-            yield
+            yield run
             self.paused += time.perf_counter() - left
         run.wall_seconds = self._now() - began
         # A decoder may be kept; the caches of a finished run need not be, unless recordings use them.
@@ -201,7 +197,7 @@ class Decoder:
             if isinstance(self.drafter, Recordable):
                 self.drafter.record_with(None)
             self.drafter.start(0, 0)
-        return run
+        yield run
 
     def _now(self) -> float:
         """Seconds of this decoder's own clock, which stands still between rounds."""

@@ -174,12 +174,10 @@ class NativeEngine:
         on_tokens: Callable[[int], None] | None = None,
     ) -> PassResult:
         decoder = self._decoder(spec, speculative=mode == "speculative")
-        if on_tokens:
-            decoder.on_round = lambda _, trace: on_tokens(trace.emitted)
         # A pass in which something had to be recorded is no measurement.
         for _ in range(_MOST_TRIES):
             before = decoder.captures
-            run = decoder.decode(requests, spec.batch, room=_room(requests))
+            [run] = take_turns([decoder], requests, spec.batch, room=_room(requests), on_tokens=on_tokens)
             if decoder.captures == before:
                 break
         return self._passed(run, requests, mode=mode, repeat=repeat, order=order)

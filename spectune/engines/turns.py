@@ -1,4 +1,4 @@
-"""Decoders that take turns, round by round."""
+"""Decoders that take turns, round by round; one alone just decodes."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def take_turns(
     runs: dict[int, Run] = {}
     while running:
         index = min(running, key=lambda i: tokens[i])
-        try:
-            next(running[index])
-        except StopIteration as end:
-            runs[index] = end.value
+        run = next(running[index], None)
+        if run is None:
             del running[index]
+        else:
+            runs[index] = run
     return [runs[index] for index in range(len(decoders))]

@@ -104,7 +104,7 @@ def check(fast: Run, full: Run, record: FastRecord) -> Check:
         found,
         pooled=_verdict(fast, full, record, steady.speedups),
         noise=steady,
-        perfect_loss=float(np.mean([perfect_loss(own, steady.noise) for own in rivals if own])),
+        perfect_loss=float(np.mean([perfect_loss(own, steady.speedup_noise) for own in rivals if own])),
     )
 
 
@@ -182,17 +182,17 @@ def page(found: Check, fast: Run, full: Run) -> str:
     )
     parts = ["# The fast plan against the full grid", said, where, "## As measured", _table(found.measured)]
     if found.noise and found.pooled and found.perfect_loss is not None:
+        known_to = found.noise.speedup_noise
         noisy = (
             f"The machine is not steady: the plain step of a suite and batch, measured anew in each of its cells, "
             f"spreads by {found.noise.plain_noise:.1%} around its median, and a cell's rounds by "
             f"{found.noise.round_noise:.1%} around a smooth curve in K. With speedups that are known to "
-            f"{found.noise.noise:.1%} only, the best cell itself would lose {found.perfect_loss:.1%} on average "
+            f"{known_to:.1%} only, the best cell itself would lose {found.perfect_loss:.1%} on average "
             f"against the largest measurement of its place, and predictions without any error would seem off by "
-            f"{_typical_error(found.noise.noise, 0.5):.1%} in the median and "
-            f"{_typical_error(found.noise.noise, 0.9):.1%} at the 90th percentile. "
-            f"So here the grid's times are pooled: each cell keeps its "
-            f"own acceptance length, counted over all rounds; its round comes from a curve fitted to all cells of its "
-            f"batch, the plain step is the median of its place. " + _said(found.pooled)
+            f"{_typical_error(known_to, 0.5):.1%} in the median and {_typical_error(known_to, 0.9):.1%} at the "
+            f"90th percentile. So here the grid's times are pooled: each cell keeps its own acceptance length, counted "
+            f"over all rounds; its round comes from a curve fitted to all cells of its batch, the plain step is the "
+            f"median of its place. " + _said(found.pooled)
         )
         parts += ["## With the times pooled", noisy, _table(found.pooled)]
     return "\n\n".join(parts) + "\n"

@@ -30,16 +30,15 @@ _REWEIGHTED = 5  # times that the fit's own values are taken for the scale of th
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """`speedups` by key. Noise is the standard deviation of one cell's times, as a share of them."""
+    """`speedups` by key. Noise is a standard deviation over the cells, as a share of the value.
+
+    That of a speedup is smaller than its two times' together where both passes met the same slow spells.
+    """
 
     speedups: dict[str, float]
     round_noise: float
     plain_noise: float
-
-    @property
-    def noise(self) -> float:
-        """Of one measured speedup, whose two times drift by themselves."""
-        return math.hypot(self.round_noise, self.plain_noise)
+    speedup_noise: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class _Times:
 
 
 def pooled(cells: Sequence[CellResult]) -> Pooled | None:
-    """None where the cells are too few for the fit, or where some place has no times."""
+    """Cells without times are left out. None where the others are too few to tell the noise."""
     known = [t for t in map(_times, cells) if t is not None]
     speedups: dict[str, float] = {}
     residuals: list[float] = []
@@ -64,7 +63,7 @@ def pooled(cells: Sequence[CellResult]) -> Pooled | None:
         design = _design([t.cell for t in own])
         seconds = np.array([t.round_seconds for t in own])
         fitted = _relative_fit(design, seconds)
-        residuals += list(seconds / fitted - 1)
+        residuals += list(np.log(seconds / fitted))
         freedom += len(own) - int(np.linalg.matrix_rank(design))
         plain = {
             suite: statistics.median(t.plain_seconds for t in own if t.cell.spec.suite == suite)
@@ -75,10 +74,12 @@ def pooled(cells: Sequence[CellResult]) -> Pooled | None:
             off_plain.append(math.log(t.plain_seconds / plain[t.cell.spec.suite]))
     if freedom < _LEAST_RESIDUALS:
         return None
+    off_round, off = np.array(residuals), np.array(off_plain)
     return Pooled(
         speedups,
-        math.sqrt(sum(r * r for r in residuals) / freedom),
-        math.sqrt(sum(r * r for r in off_plain) / len(off_plain)),
+        math.sqrt(np.sum(off_round**2) / freedom),
+        math.sqrt(np.mean(off**2)),
+        math.sqrt(np.sum((off_round - off) ** 2) / freedom),
     )
 
 
