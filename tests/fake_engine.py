@@ -145,7 +145,7 @@ class FakeEngine:
         error = self.failures(spec)
         if error is not None:
             raise error
-        return tuple(RoundTiming(k, 6, 0.0, ROUND_SECONDS, 0.0) for k in ks)
+        return tuple(RoundTiming(k, 6, k, 0.0, ROUND_SECONDS, 0.0, 0.01) for k in ks)
 
     def difference(self, spec: CellSpec, request: Request, outputs: tuple[str, str]) -> Difference:
         return Difference(id=request.id, position=1, gap=self.gap, noise=0.1, is_tie=self.gap < 0.2)

@@ -21,6 +21,7 @@ from spectune.sweeping.cell import (
     RoundTimes,
     RunInfo,
 )
+from spectune.sweeping.round_costs import Probe
 
 STEP = 0.010  # seconds of a plain step
 WHEN = "2026-01-01T00:00:00+00:00"
@@ -183,6 +184,34 @@ def cell(
         bandwidth=bandwidth(),
         output_check=None if identical is None else OutputCheck(verdict="identical" if identical else "different"),
         warnings=warnings,
+    )
+
+
+def probe(
+    drafter: str | None,
+    batch: int,
+    k: int,
+    verifying: float,
+    suite: str = "code",
+    drafting: float = 0.0,
+    *,
+    drafted: float | None = None,
+    overhead: float = 0.0,
+    error: float = 0.0,
+) -> Probe:
+    """Timed rounds, K tokens drafted in each unless told otherwise."""
+    return Probe(
+        drafter=drafter,
+        suite=suite,
+        batch=batch,
+        k=k,
+        rounds=6,
+        drafted=k if drafted is None else drafted,
+        draft_seconds=drafting,
+        verify_seconds=verifying,
+        overhead_seconds=overhead,
+        error=error,
+        cost_seconds=0.1,
     )
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 
 import pytest
 from fake_engine import FakeEngine
-from synthetic_run import cell, spec
+from synthetic_run import cell, probe, spec
 from test_sweep_session import environment, options  # noqa: F401  (fixtures)
 
 from spectune.engines.engine import Request
-from spectune.sweeping import fast_plan, fast_sweep
+from spectune.sweeping import fast_sweep
 from spectune.sweeping.cell import RoundCount
 from spectune.sweeping.fast_plan import (
-    Probe,
-    between,
     choose,
     is_worth_it,
     predict,
@@ -68,32 +65,19 @@ def surveyed(grid=GRID, rounds: int = 100_000):
     return cells
 
 
-def probe(drafter, batch, k, seconds, suite="code", drafting=0.0):
-    """A round of `seconds`, `drafting` of them the drafter's."""
-    return Probe(
-        drafter=drafter,
-        suite=suite,
-        batch=batch,
-        k=k,
-        rounds=6,
-        draft_seconds=drafting,
-        verify_seconds=seconds - drafting,
-        overhead_seconds=0.0,
-        cost_seconds=0.1,
-    )
-
-
 def verification(batch: int, k: int) -> float:
     return step(batch) * (1 + 0.01 * batch * k)
 
 
-def probes(grid=GRID, noise=lambda: 1.0):
+def probes(grid=GRID, noise=lambda: 1.0, error=0.0):
     found = []
     for place in probe_places(grid):
+        spell = noise()  # the machine is as fast as this while a place is probed
         for k in probed_ks(grid):
             batch, suite, name = place.spec.batch, place.spec.suite, place.drafter
             own = 0.0 if name is None else step(batch) * COSTS[name] * k
-            found.append(probe(name, batch, k, (verification(batch, k) + own) * noise(), suite, own))
+            slow = spell * noise()
+            found.append(probe(name, batch, k, verification(batch, k) * slow, suite, own * slow, error=error))
     return found
 
 
@@ -127,7 +111,7 @@ def test_with_noisy_times_the_chosen_cells_hold_one_within_3_percent_of_the_best
     hits = total = 0
     for seed in range(40):
         generator = random.Random(seed)
-        found = predict(GRID, surveyed(), probes(noise=lambda g=generator: g.gauss(1, 0.03)))
+        found = predict(GRID, surveyed(), probes(noise=lambda g=generator: g.gauss(1, 0.03), error=0.03))
         measured = {s.key for s in survey(GRID, 40)}
         chosen = {s.key for s in choose(GRID, found, measured).promising} | measured
         for suite in SUITES:
@@ -166,11 +150,6 @@ def test_errors_are_relative_to_what_was_measured():
     assert prediction_errors(found, {first.key: None}) == []
 
 
-def test_between_interpolates_and_does_not_go_beyond():
-    points = {1: 10.0, 3: 20.0, 7: 0.0}
-    assert [between(points, x) for x in (0, 1, 2, 3, 5, 7, 9)] == [10.0, 10.0, 15.0, 20.0, 10.0, 0.0, 0.0]
-
-
 def test_a_small_grid_is_measured_whole():
     assert is_worth_it(GRID, 6)
     assert not is_worth_it(GRID, 150)
@@ -187,6 +166,7 @@ def test_a_fast_sweep_measures_a_part_and_says_so_and_resumes_to_the_same(tmp_pa
     record = json.loads((tmp_path / "r" / "fast.json").read_text())
     assert record["grid_cells"] == 72
     assert len(record["predictions"]) == 72
+    assert {(p["drafted"] - p["k"], p["error"]) for p in record["probes"]} == {(0, 0.01)}
     engine = FakeEngine()
     again = run(options(**BIG), engine=engine, output=tmp_path / "r", resume=True)
     assert {r.key for r in again.results} == {r.key for r in outcome.results}
@@ -242,43 +222,6 @@ def test_the_loop_at_rest_is_surveyed_nowhere_and_measured_for_the_best_draft_of
         here = [s for s in grid if (s.suite, s.batch) == place]
         best = max(here, key=lambda s: predictions[s.key].speedup)
         assert [s.drafter for s in chosen if (s.suite, s.batch) == place and s.k == 0] == [best.drafter]
-
-
-def test_drafts_of_changing_length_are_costed_by_how_long_they_are():
-    """Prompt lookup offers nothing in most rounds: they cost a plain step, the others a full verification."""
-    grid = tuple(spec(drafter="ngram", batch=b, k=k) for b in (1, 4) for k in (4, 8))
-    counts = (
-        RoundCount(drafted=0, accepted=0, count=80),
-        RoundCount(drafted=8, accepted=0, count=10),
-        RoundCount(drafted=8, accepted=8, count=10),
-    )
-    survey_cell = cell(drafter="ngram", batch=1, k=8, rounds=counts)
-    times = [probe(None, b, k, (1.0 if b == 1 else 2.0) + k / 2) for b in (1, 4) for k in (0, 4, 8)]
-    times += [probe("ngram", b, k, 0.25, drafting=0.25) for b in (1, 4) for k in (0, 4, 8)]
-    costs = fast_plan.Costs(times)
-    known = Counter({(c.drafted, c.accepted): c.count for c in counts})
-    assert costs.round_seconds(grid[1], known) == pytest.approx(0.25 + 0.8 * 1.0 + 0.2 * 5.0)
-    # Of four rows one drafts in 1 - 0.8**4 of the rounds, and all are as wide as it.
-    assert costs.round_seconds(grid[3], known) == pytest.approx(0.25 + 0.8**4 * 2.0 + (1 - 0.8**4) * 6.0)
-    # At K = 4 the ten long runs take 9/5 rounds each.
-    wide = (10 + 18) / (80 + 10 + 18)
-    assert costs.round_seconds(grid[0], known) == pytest.approx(0.25 + (1 - wide) * 1.0 + wide * 3.0)
-    found = predict(grid, [survey_cell], times)
-    assert found[grid[1].key].acceptance_length == pytest.approx(180 / 100)
-    assert found[grid[1].key].speedup == pytest.approx(1.8 * 1.0 / 2.05)
-
-
-def test_trees_are_costed_as_probed_and_elsewhere_as_much_more_as_a_chain():
-    there, here = (spec(drafter="tree:good", suite=s, k=4) for s in ("code", "math"))
-    times = [
-        probe(None, 1, 4, 3.0, "code"),
-        probe(None, 1, 4, 3.5, "math"),
-        probe("tree:good", 1, 4, 5.0, drafting=1.0),
-    ]
-    costs = fast_plan.Costs(times)
-    assert costs.round_seconds(there, Counter()) == pytest.approx(5.0)
-    assert costs.round_seconds(here, Counter()) == pytest.approx(5.5)
-    assert costs.round_seconds(spec(drafter="tree:good", suite="other", k=4), Counter()) is None
 
 
 def test_probed_prompts_are_spread_over_the_lengths():

@@ -33,13 +33,18 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class RoundTiming:
-    """The three times of a round with K drafted tokens, in seconds: medians over `rounds` rounds."""
+    """The three times of a round at K, in seconds: medians over `rounds` rounds.
+
+    `drafted` are tokens per row; `error` is the relative standard error of a round's time.
+    """
 
     k: int
     rounds: int
+    drafted: float
     draft_seconds: float
     verify_seconds: float
     overhead_seconds: float
+    error: float
 
 
 class Engine(Protocol):

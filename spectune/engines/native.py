@@ -25,7 +25,7 @@ from spectune.engines.difference import find_difference
 from spectune.engines.engine import Mode, Request, Requests, RoundTiming
 from spectune.engines.excerpt import to_excerpt
 from spectune.engines.overlap import OverlapCounter
-from spectune.engines.round_times import Blocks, FullWidth, timings
+from spectune.engines.round_times import FullWidth, Turns, timings
 from spectune.engines.turns import take_turns
 from spectune.errors import UsageError
 from spectune.suites.prompt import Suite
@@ -216,13 +216,13 @@ class NativeEngine:
     def time_rounds(
         self, spec: CellSpec, requests: Sequence[Request], ks: Sequence[int], *, drafting: bool
     ) -> tuple[RoundTiming, ...]:
-        blocks = Blocks(ks)
-        most = (blocks.largest + 1) * len(blocks.order) + 1
+        turns = Turns(ks)
+        most = (turns.largest + 1) * len(turns.order) + 1
         endless = [replace(r, max_new_tokens=most) for r in requests[: spec.batch]]
-        settings = DecodeSettings(blocks, spec.rule, spec.sampling, graphs=spec.graphs)
+        settings = DecodeSettings(turns, spec.rule, spec.sampling, graphs=spec.graphs)
         drafter = self.built(spec.drafter).drafter if drafting else FullWidth()
         decoder = Decoder(self.loaded.model, drafter, settings, StopRule(frozenset()))
-        return timings(blocks.order, decoder.decode(endless, spec.batch, rounds=len(blocks.order)).trace)
+        return timings(ks, turns.order, decoder.decode(endless, spec.batch, rounds=len(turns.order)).trace)
 
     def excerpt(self, requests: Sequence[Request]) -> Excerpt | None:
         if self._first is None or self.loaded.tokenizer is None:

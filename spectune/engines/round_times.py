@@ -1,14 +1,14 @@
 """Timing rounds of several K in one run of the decoder: what a round costs, without decoding a suite for it.
 
-Rounds come in blocks of one K, and every K has two blocks, the second in reverse order, so that drift hits all alike.
-Times are medians: what the first round of a block costs beyond the others does not move them.
+The rounds come in turns: each turn has one round of every K, and every other turn runs backwards. A machine that is
+slower for a while is so for whole turns, whose speed is taken out of their times (`timings`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
-from statistics import median
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, median
 
 import torch
 from torch import Tensor
@@ -18,14 +18,15 @@ from spectune.decoding.drafter import Draft, Kept, Round, Row
 from spectune.decoding.generation import RoundTrace
 from spectune.engines.engine import RoundTiming
 
-BLOCK = 3  # rounds
+TURNS = 6
+_UNSEEN_NOISE = 0.1  # of a time that nothing was compared with
 
 
-class Blocks:
+class Turns:
     """K of each round in turn; asked once a round."""
 
     def __init__(self, ks: Sequence[int]) -> None:
-        self.order = [k for half in (ks, tuple(reversed(ks))) for k in half for _ in range(BLOCK)]
+        self.order = [k for turn in range(TURNS) for k in (ks if turn % 2 == 0 else reversed(ks))]
         self.largest = max(ks)
         self._next = iter(self.order)
 
@@ -53,19 +54,51 @@ class FullWidth:
     def move(self, source: int, destination: int) -> None: ...
 
 
-def timings(order: Sequence[int], trace: Sequence[RoundTrace]) -> tuple[RoundTiming, ...]:
-    """Medians by K, over the rounds with every slot busy."""
-    done = sorted(((k, t) for k, t in zip(order, trace, strict=False) if t.full), key=lambda pair: pair[0])
-    found = []
-    for k, pairs in groupby(done, key=lambda pair: pair[0]):
-        own = [t for _, t in pairs]
-        found.append(
-            RoundTiming(
-                k,
-                len(own),
-                median(t.draft_seconds for t in own),
-                median(t.verify_seconds for t in own),
-                median(t.overhead_seconds for t in own),
-            )
+def timings(ks: Sequence[int], order: Sequence[int], trace: Sequence[RoundTrace]) -> tuple[RoundTiming, ...]:
+    """Medians by K over the turns, of the rounds with every slot busy, with the speed of each turn taken out.
+
+    A turn's speed is the median over its rounds of (a round's time / the median time of its K).
+
+    Args:
+        ks: of a turn.
+        order: K of each round.
+    """
+    by_k: dict[int, dict[int, RoundTrace]] = {}  # and by turn
+    for number, (k, t) in enumerate(zip(order, trace, strict=False)):
+        if t.full:
+            by_k.setdefault(k, {})[number // len(ks)] = t
+    usual = {k: median(map(_seconds, own.values())) for k, own in by_k.items()}
+    slowness = {
+        turn: median(_seconds(own[turn]) / usual[k] for k, own in by_k.items() if turn in own)
+        for turn in set().union(*by_k.values())
+    }
+    noise = _noise([[_seconds(t) / slowness[turn] / usual[k] for turn, t in own.items()] for k, own in by_k.items()])
+
+    def steady(own: Mapping[int, RoundTrace], seconds: Callable[[RoundTrace], float]) -> float:
+        return median(seconds(t) / slowness[turn] for turn, t in own.items())
+
+    return tuple(
+        RoundTiming(
+            k,
+            len(own),
+            fmean(t.drafted / t.rows for t in own.values()),
+            steady(own, lambda t: t.draft_seconds),
+            steady(own, lambda t: t.verify_seconds),
+            steady(own, lambda t: t.overhead_seconds),
+            # The median of n normal numbers is less certain than their mean by √(π/2).
+            noise * math.sqrt(math.pi / 2 / len(own)),
         )
-    return tuple(found)
+        for k, own in sorted(by_k.items())
+    )
+
+
+def _seconds(t: RoundTrace) -> float:
+    return t.draft_seconds + t.verify_seconds + t.overhead_seconds
+
+
+def _noise(ratios: Sequence[Sequence[float]]) -> float:
+    """The spread of a single time, from each K's (time / its median)."""
+    freedom = sum(len(own) - 1 for own in ratios)
+    if freedom <= 0:
+        return _UNSEEN_NOISE
+    return math.sqrt(sum((r - fmean(own)) ** 2 for own in ratios for r in own) / freedom)

@@ -12,17 +12,16 @@ another K: it is surveyed at the smallest K too, and between the two its length 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from spectune.speedup.shorter import Counts, length_at, rounds_at
+from spectune.speedup.shorter import Counts, length_at
 from spectune.sweeping.cell import CellResult, CellSpec, Record
 from spectune.sweeping.counts import spread
 from spectune.sweeping.drafter_names import drafts_trees
 from spectune.sweeping.figures import speculative_rounds
+from spectune.sweeping.round_costs import Costs, Probe, between
 
 SMALL_GRID = 36  # cells that are measured whole rather than planned
 WORTH_A_PLAN = 0.6  # a fast plan that measures more of the grid than this is not worth its probes
@@ -31,28 +30,6 @@ MOST_CLOSE = 2  # but no more than so many beside the best
 CHECKED = 0.02  # share of the grid that is measured for the predictions' sake
 _LEAST_CHECKED = 3
 _PROBED = 5  # K per place
-
-
-class Probe(Record):
-    """What a round takes on a suite's prompts: medians over `rounds` rounds, in seconds.
-
-    A drafter's probes tell what drafting takes. Without one, arbitrary tokens were verified; K = 0 is a plain step.
-    `cost_seconds` is this probe's share of what it took to find out.
-    """
-
-    drafter: str | None
-    suite: str
-    batch: int
-    k: int
-    rounds: int
-    draft_seconds: float
-    verify_seconds: float
-    overhead_seconds: float
-    cost_seconds: float
-
-    @property
-    def round_seconds(self) -> float:
-        return self.draft_seconds + self.verify_seconds + self.overhead_seconds
 
 
 class Prediction(Record):
@@ -131,11 +108,11 @@ def predict(grid: Iterable[CellSpec], surveyed: Sequence[CellResult], probes: Se
         known = counts.get((spec.drafter, spec.suite))
         if known is None:
             continue
-        plain, seconds = costs.plain(spec), costs.round_seconds(spec, known[max(known)])
-        if plain is None or seconds is None:
+        plain, cost = costs.plain(spec), costs.round(spec, known[max(known)])
+        if plain is None or cost is None:
             continue
         length = _length(known, spec)
-        found[spec.key] = Prediction(key=spec.key, acceptance_length=length, speedup=length * plain / seconds)
+        found[spec.key] = Prediction(key=spec.key, acceptance_length=length, speedup=length * plain / cost)
     return found
 
 
@@ -188,63 +165,3 @@ def _length(known: Mapping[int, Counts], spec: CellSpec) -> float:
     if not drafts_trees(spec.drafter):
         return length_at(known[max(known)], spec.k)
     return between({math.log(k): length_at(counts, k) for k, counts in known.items()}, math.log(spec.k))
-
-
-class Costs:
-    """Seconds per round from probes."""
-
-    def __init__(self, probes: Sequence[Probe]) -> None:
-        self._drafting: dict[tuple[str, int], dict[float, Probe]] = {}
-        self._verifying: dict[tuple[str, int], dict[float, float]] = {}
-        self._plain: dict[tuple[str, int], float] = {}
-        for p in probes:
-            if p.drafter is not None:
-                self._drafting.setdefault((p.drafter, p.batch), {})[p.k] = p
-            else:
-                self._verifying.setdefault((p.suite, p.batch), {})[p.k] = p.verify_seconds
-                if p.k == 0:
-                    self._plain[p.suite, p.batch] = p.round_seconds
-
-    def plain(self, spec: CellSpec) -> float | None:
-        """A plain step; None where it was not timed."""
-        return self._plain.get((spec.suite, spec.batch))
-
-    def round_seconds(self, spec: CellSpec, counts: Counts) -> float | None:
-        """A round of the cell's drafter, which offers what `counts` tell; None where it was not timed."""
-        own = self._drafting.get((spec.drafter, spec.batch))
-        verifying = self._verifying.get((spec.suite, spec.batch))
-        if own is None or verifying is None:
-            return None
-        drafting = between({k: p.draft_seconds + p.overhead_seconds for k, p in own.items()}, spec.k)
-        if drafts_trees(spec.drafter):
-            # A tree is verified in its own way: on the probed suite, and elsewhere as much more as a chain.
-            there = self._verifying.get((next(iter(own.values())).suite, spec.batch))
-            if there is None:
-                return None
-            change = between(verifying, spec.k) - between(there, spec.k)
-            return drafting + between({k: p.verify_seconds for k, p in own.items()}, spec.k) + change
-        widths = _widths(counts, spec.k, spec.batch)
-        return drafting + sum(share * between(verifying, width) for width, share in widths.items())
-
-
-def _widths(counts: Counts, k: int, rows: int) -> dict[int, float]:
-    """How wide a verification of `rows` rows is, as shares of the rounds: as wide as the longest of their drafts.
-
-    A row's drafts are taken to be as long as their neighbours' whatever the other rows do.
-    """
-    rounds: dict[int, float] = defaultdict(float)
-    for (drafted, accepted), n in counts.items():
-        rounds[min(drafted, k)] += n * rounds_at(drafted, accepted, k)
-    total = sum(rounds.values())
-    found, below, so_far = {}, 0.0, 0.0
-    for width in sorted(rounds):
-        so_far += rounds[width]
-        chance = (so_far / total) ** rows
-        found[width], below = chance - below, chance
-    return found
-
-
-def between(points: Mapping[float, float], x: float) -> float:
-    """Linear interpolation; the nearest point's value outside of them."""
-    xs = sorted(points)
-    return float(np.interp(x, xs, [points[at] for at in xs]))

@@ -16,7 +16,6 @@ from spectune.sweeping.atomic import write_atomically
 from spectune.sweeping.cell import CellSpec, Record
 from spectune.sweeping.fast_plan import (
     Prediction,
-    Probe,
     ProbePlace,
     choose,
     predict,
@@ -25,6 +24,7 @@ from spectune.sweeping.fast_plan import (
     probed_ks,
 )
 from spectune.sweeping.figures import figures
+from spectune.sweeping.round_costs import Probe
 from spectune.sweeping.rundir import RunDirectory
 from spectune.sweeping.sweep import Sweep
 
@@ -36,7 +36,7 @@ Extend = Callable[[Sequence[CellSpec]], None]  # make cells part of the run's pl
 class FastRecord(Record):
     """fast.json: what the plan knew, and what it made of it."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     grid_cells: int
     probes: tuple[Probe, ...] = ()
     predictions: tuple[Prediction, ...] = ()
@@ -125,9 +125,11 @@ def _probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int]) -> list[Probe]:
             batch=spec.batch,
             k=t.k,
             rounds=t.rounds,
+            drafted=t.drafted,
             draft_seconds=t.draft_seconds,
             verify_seconds=t.verify_seconds,
             overhead_seconds=t.overhead_seconds,
+            error=t.error,
             cost_seconds=share,
         )
         for t in timed
