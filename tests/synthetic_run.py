@@ -74,6 +74,7 @@ def request(
         decode_seconds=seconds,
         full_tokens=tokens if full else 0,
         full_seconds=seconds if full else 0.0,
+        full_rounds=sum(c.count for c in rounds) if full else 0,
         rounds=rounds,
     )
 

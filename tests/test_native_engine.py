@@ -64,6 +64,19 @@ def test_prompts_that_fill_the_context_are_left_out_and_named(engine):
         engine.render(spec_of(engine), Suite("s", "test", suite.prompts[:1]))
 
 
+@pytest.mark.parametrize("mode", ["plain", "speculative"])
+def test_full_rounds_are_counted_by_request_and_by_pass_alike(engine, mode):
+    spec = spec_of(engine, batch=2)
+    requests = engine.render(spec, suite_of("a", "b c", "d")).requests
+    done = engine.run_pass(spec, requests, mode=mode, repeat=0, order=0)
+    assert sum(r.full_rounds for r in done.requests) == 2 * done.times.rounds > 0
+    for r in done.requests:
+        assert r.full_rounds <= sum(c.count for c in r.rounds)
+        assert mode == "speculative" or r.full_rounds == r.full_tokens
+    # Three prompts for two slots: somebody decoded alone.
+    assert sum(r.full_rounds for r in done.requests) < sum(c.count for r in done.requests for c in r.rounds)
+
+
 def test_a_finished_pass_keeps_no_cache_alive(engine):
     spec = spec_of(engine)
     requests = engine.render(spec, suite_of("a", "b", "c")).requests

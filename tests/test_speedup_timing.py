@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import pytest
 from synthetic_run import STEP, cell, request, rounds_of
 
 from spectune.speedup.profile import profile
 from spectune.speedup.timing import cell_timing, tpot
-from spectune.sweeping.figures import figures
+from spectune.sweeping.cell import RoundCount
+from spectune.sweeping.figures import decode_rate, figures, tokens_and_seconds
 
 
 def test_the_speedup_is_the_ratio_of_decode_rates_at_full_occupancy():
@@ -78,3 +82,82 @@ def test_a_run_of_single_tokens_has_no_speed():
     assert found.speedup.reason == "no token was decoded in a measurable time"
     assert found.timing.plain_tpot_seconds is None
     assert found.timing.plain_tokens_per_second is None
+
+
+def pass_of(*requests):
+    done = cell(batch=2).passes[-1]
+    return done.model_copy(update={"requests": requests, "mode": "speculative"})
+
+
+def partly_full(name: str, rounds: int, kept: int, full_rounds: int, seconds: float = 1.0):
+    """A request that kept so many tokens a round; every slot was busy in its first `full_rounds` rounds."""
+    whole = request((RoundCount(drafted=4, accepted=kept, count=rounds),), rounds * seconds, name=name)
+    full = {
+        "full_rounds": full_rounds,
+        "full_tokens": full_rounds * (kept + 1),
+        "full_seconds": full_rounds * seconds,
+    }
+    return whole.model_copy(update=full)
+
+
+def test_a_rate_is_that_of_slots_that_are_filled_again_whichever_row_ends_first():
+    """Two slots, 15 tokens each: one row takes 5 rounds of 3, the other 15 of 1. Kept filled, they give 30 in 20."""
+    done = pass_of(partly_full("quick", 5, 2, 5), partly_full("slow", 15, 0, 5))
+    assert decode_rate([done], 2) == pytest.approx(2 * 30 / 20)
+    assert tokens_and_seconds(done, full=True) == [(15, 5.0), (15, 15.0)]
+
+
+def test_rounds_without_a_full_one_take_as_long_as_the_full_ones_of_the_pass():
+    done = pass_of(partly_full("a", 4, 1, 4, 0.5), partly_full("late", 3, 0, 0))
+    assert tokens_and_seconds(done, full=True) == [(8, 2.0), (3, 1.5)]
+
+
+def test_idle_slots_count_as_they_were_where_nothing_was_full():
+    done = pass_of(partly_full("a", 4, 1, 0), partly_full("b", 3, 0, 0))
+    assert tokens_and_seconds(done, full=False) == [(8, 4.0), (3, 3.0)]
+    assert tokens_and_seconds(done, full=True) == [(8, 0.0), (3, 0.0)]
+    assert decode_rate([done], 2) is None
+
+
+def test_files_without_a_number_of_full_rounds_keep_the_rate_over_these_rounds():
+    old = [partly_full("quick", 5, 2, 5), partly_full("slow", 15, 0, 5)]
+    done = pass_of(*(r.model_copy(update={"full_rounds": None}) for r in old))
+    assert tokens_and_seconds(done, full=True) == [(15, 5.0), (5, 5.0)]
+
+
+def test_short_passes_are_as_fast_on_average_as_long_ones():
+    """Random rows over few slots: nothing depends on how many prompts there are per slot."""
+    generator = random.Random(0)
+
+    def simulated(prompts: int, slots: int, tokens: int = 16):
+        waiting = [[f"p{i}", tokens, [], 0] for i in range(prompts)]
+        busy, done = [], []
+        while waiting or busy:
+            while waiting and len(busy) < slots:
+                busy.append(waiting.pop())
+            full = len(busy) == slots
+            for row in busy:
+                kept = min(row[1], 9 if generator.random() < 0.1 else 1)
+                row[1] -= kept
+                row[2].append(kept)
+                row[3] += full
+            done += [row for row in busy if row[1] == 0]
+            busy = [row for row in busy if row[1]]
+        return pass_of(*(to_request(*row) for row in done))
+
+    def to_request(name, _, kept, full):
+        counts = tuple(RoundCount(drafted=8, accepted=n - 1, count=c) for n, c in Counter(kept).items())
+        whole = request(counts, float(len(kept)), name=name)
+        return whole.model_copy(
+            update={"full_rounds": full, "full_tokens": sum(kept[:full]), "full_seconds": float(full)}
+        )
+
+    few = [simulated(8, 8) for _ in range(300)]
+    many = [simulated(400, 8) for _ in range(6)]
+    assert decode_rate(few, 8) == pytest.approx(decode_rate(many, 8), rel=0.02)
+
+    def naive(passes):
+        own = [r for p in passes for r in p.requests]
+        return 8 * sum(r.full_tokens for r in own) / sum(r.full_seconds for r in own)
+
+    assert naive(few) > 1.05 * decode_rate(many, 8)

@@ -345,6 +345,7 @@ class Decoder:
         for slot in self.slots:
             if full:
                 slot.generation.full_seconds += seconds
+                slot.generation.full_rounds += 1
                 slot.generation.full_tokens += slot.generation.rounds[-1].emitted
         trace = RoundTrace(
             rows=len(rows),

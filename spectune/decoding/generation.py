@@ -35,6 +35,7 @@ class Generation:
     decode_seconds: float = 0.0
     full_tokens: int = 0
     full_seconds: float = 0.0
+    full_rounds: int = 0
 
     @property
     def digest(self) -> str:

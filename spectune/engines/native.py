@@ -334,6 +334,7 @@ def _to_request(generation: Generation, repeats: str | None) -> RequestResult:
         decode_seconds=generation.decode_seconds,
         full_tokens=generation.full_tokens,
         full_seconds=generation.full_seconds,
+        full_rounds=generation.full_rounds,
         rounds=tuple(RoundCount(drafted=d, accepted=a, count=n) for (d, a), n in sorted(counts.items())),
     )
 

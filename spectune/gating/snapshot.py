@@ -12,8 +12,9 @@ from spectune.gating.baseline import Baseline, Cell, Failure, PassTimes, Request
 from spectune.importing.record import is_imported
 from spectune.speedup.profile import profile
 from spectune.speedup.run import Run, load_run
-from spectune.speedup.timing import has_full_rounds, tokens_and_seconds, tpot
-from spectune.sweeping.cell import CellResult, RequestResult
+from spectune.speedup.timing import has_full_rounds, tpot
+from spectune.sweeping.cell import CellResult, PassResult, RequestResult
+from spectune.sweeping.figures import tokens_and_seconds
 
 _HARDWARE = ("os", "machine", "wsl", "cpu", "cpu_flags", "physical_cores", "usable_cores", "torch_threads")
 _GPU = ("name", "memory_bytes", "power_limit_watts", "mig")
@@ -66,13 +67,13 @@ def _gpus(environment: Mapping[str, object]) -> list[dict[str, object]]:
 
 def _cell(cell: CellResult, exact_only: bool) -> Cell:
     speculative, plain = _repeats(cell, "speculative"), _repeats(cell, "plain")
-    counts = [_counts(requests) for requests in speculative]
+    counts = [_counts([r for p in passes for r in p.requests]) for passes in speculative]
     times = None
     if not exact_only:
         full, ids = has_full_rounds(cell), [r.id for r in counts[0]]
         times = Times(
-            plain=tuple(_times(requests, ids, full) for requests in plain),
-            speculative=tuple(_times(requests, ids, full) for requests in speculative),
+            plain=tuple(_times(passes, ids, full) for passes in plain),
+            speculative=tuple(_times(passes, ids, full) for passes in speculative),
         )
     return Cell(
         spec=cell.spec,
@@ -87,12 +88,12 @@ def _cell(cell: CellResult, exact_only: bool) -> Cell:
     )
 
 
-def _repeats(cell: CellResult, mode: str) -> list[list[RequestResult]]:
-    """The requests of every repeat. A cell that took more prompts as it went has passes over each portion of them."""
-    found: list[list[RequestResult]] = [[] for _ in range(cell.spec.repeats)]
+def _repeats(cell: CellResult, mode: str) -> list[list[PassResult]]:
+    """The passes of every repeat: one over each portion of the prompts that the cell took."""
+    found: list[list[PassResult]] = [[] for _ in range(cell.spec.repeats)]
     for done in sorted(cell.passes, key=lambda p: p.repeat):
         if done.mode == mode:
-            found[done.repeat % cell.spec.repeats] += done.requests
+            found[done.repeat % cell.spec.repeats].append(done)
     return found
 
 
@@ -110,11 +111,12 @@ def _counts(requests: list[RequestResult]) -> tuple[RequestCounts, ...]:
     )
 
 
-def _times(own: list[RequestResult], ids: list[str], full: bool) -> PassTimes:
-    requests = {r.id: r for r in own}
+def _times(passes: list[PassResult], ids: list[str], full: bool) -> PassTimes:
+    requests = {r.id: r for p in passes for r in p.requests}
     if sorted(requests) != ids:
         raise UsageError("the passes of a cell decoded different requests", "sweep the cell again")
-    rates = [tokens_and_seconds(requests[i], full=full) for i in ids]
+    shares = {r.id: pair for p in passes for r, pair in zip(p.requests, tokens_and_seconds(p, full=full), strict=True)}
+    rates = [shares[i] for i in ids]
     per_token = [tpot(requests[i]) for i in ids]
     return PassTimes(
         tokens=tuple(tokens for tokens, _ in rates),

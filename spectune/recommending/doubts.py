@@ -14,9 +14,10 @@ from spectune.speedup.devices import used_gpu
 from spectune.speedup.positions import measured
 from spectune.speedup.profile import Profile
 from spectune.speedup.run import Run
-from spectune.speedup.timing import decode_rate, has_full_rounds
+from spectune.speedup.timing import has_full_rounds
 from spectune.speedup.uncertainty import RESAMPLES
 from spectune.sweeping.cell import RequestResult
+from spectune.sweeping.figures import decode_rate
 
 TIGHT = 0.9  # of the device's memory
 NOISY = 0.05  # spread of one plain workload between cells, relative

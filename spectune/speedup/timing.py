@@ -1,8 +1,8 @@
 """Times of a cell: speeds, latencies and what a round is made of. All in seconds and tokens per second.
 
 Speeds are paired: plain and speculative passes of one repeat ran next to each other, in the same engine, at
-the same batch. Rates count only rounds in which every slot was busy; where a cell has none, both modes fall
-back to all decoding rounds, which understates neither against the other but mixes occupancies.
+the same batch. Rates are those with every slot busy (`sweeping.figures`); where a cell has no such round, both
+modes fall back to the time that decoding took, which understates neither against the other but mixes occupancies.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from spectune.sweeping.cell import CellResult, PassResult, RequestResult, RoundTimes
+from spectune.sweeping.figures import decode_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +107,6 @@ def has_full_rounds(cell: CellResult) -> bool:
     return all(
         sum(r.full_tokens for r in p.requests) > 0 and sum(r.full_seconds for r in p.requests) > 0 for p in cell.passes
     )
-
-
-def tokens_and_seconds(request: RequestResult, *, full: bool) -> tuple[int, float]:
-    """The decoded tokens that count for the rate, and the time they took."""
-    if full:
-        return request.full_tokens, request.full_seconds
-    return request.output_tokens - 1, request.decode_seconds
-
-
-def decode_rate(passes: Sequence[PassResult], batch: int, *, full: bool) -> float | None:
-    """Tokens per second of the batch: batch × tokens / seconds, since each row counts the same seconds."""
-    pairs = [tokens_and_seconds(r, full=full) for p in passes for r in p.requests]
-    tokens, seconds = sum(t for t, _ in pairs), math.fsum(s for _, s in pairs)
-    return batch * tokens / seconds if seconds > 0 else None
 
 
 def tpot(request: RequestResult) -> float | None:

@@ -19,8 +19,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from spectune.speedup.timing import has_full_rounds, tokens_and_seconds
+from spectune.speedup.timing import has_full_rounds
 from spectune.sweeping.cell import CellResult, RequestResult
+from spectune.sweeping.figures import tokens_and_seconds
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -84,9 +85,8 @@ def cell_rates(
     row = {name: i for i, name in enumerate(prompts)}
     for p in cell.passes:
         first = 0 if p.mode == "plain" else 2
-        for request in p.requests:
+        for request, (tokens, seconds) in zip(p.requests, tokens_and_seconds(p, full=full), strict=True):
             at = row[request.prompt_id], p.repeat % times
-            tokens, seconds = tokens_and_seconds(request, full=full)
             sums[first, *at] += tokens if counts is None or counts(request) else 0
             sums[first + 1, *at] += seconds
     totals = [math.fsum(sums[i].ravel()) for i in range(4)]

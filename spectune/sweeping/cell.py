@@ -132,8 +132,8 @@ class RequestResult(Record):
     """One request of one pass.
 
     `output_tokens` includes the first token, which comes from the prefill. `decode_seconds` runs from the first
-    token to the last. `full_tokens` and `full_seconds` cover only rounds in which all B slots were busy, so
-    sum(full_tokens) * B / sum(full_seconds) is the pass's decode throughput.
+    token to the last. `full_tokens`, `full_seconds` and `full_rounds` cover only rounds in which all B slots were
+    busy; the decode throughput that follows from them is in `figures`.
     """
 
     id: str  # unique within the pass
@@ -146,6 +146,7 @@ class RequestResult(Record):
     decode_seconds: NonNegative
     full_tokens: Count
     full_seconds: NonNegative
+    full_rounds: Count | None = None  # None in older files
     rounds: tuple[RoundCount, ...]  # empty where the first token ended the request; drafted=0 rounds are included
 
     @property

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spectune.sweeping.cell import CellResult, PassResult, RoundCount
+from spectune.sweeping.cell import CellResult, PassResult, RequestResult, RoundCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,30 @@ def speculative_rounds(result: CellResult) -> list[RoundCount]:
     return [c for p in result.passes if p.mode == "speculative" for r in p.requests for c in r.rounds]
 
 
-def decode_rate(passes: Sequence[PassResult], batch: int) -> float | None:
-    """Tokens per second over the rounds with every slot busy."""
-    requests = [r for p in passes for r in p.requests]
-    seconds = sum(r.full_seconds for r in requests)
-    tokens = sum(r.full_tokens for r in requests)
-    # Each of the batch's rows counts the same seconds.
-    return tokens * batch / seconds if seconds > 0 else None
+def decode_rate(passes: Sequence[PassResult], batch: int, *, full: bool = True) -> float | None:
+    """Tokens per second of the batch: each of its rows counts the same seconds."""
+    pairs = [pair for p in passes for pair in tokens_and_seconds(p, full=full)]
+    tokens, seconds = sum(tokens for tokens, _ in pairs), math.fsum(seconds for _, seconds in pairs)
+    return batch * tokens / seconds if seconds > 0 else None
+
+
+def tokens_and_seconds(done: PassResult, *, full: bool) -> list[tuple[int, float]]:
+    """Per request the tokens it decoded and the seconds they count for: with every slot busy, or as it was.
+
+    Towards the end of a pass slots fall idle, and the rows that still decode are the slow ones. A rate over the rounds
+    before that would flatter: it counts the quick rows' tokens in full and the slow ones' in part. So all rounds count,
+    each for the time that a round took the same request while every slot was busy, or the whole pass if none of the
+    request's rounds was such.
+    """
+    if not full:
+        return [(r.output_tokens - 1, r.decode_seconds) for r in done.requests]
+    rounds = sum(r.full_rounds or 0 for r in done.requests)
+    usual = math.fsum(r.full_seconds for r in done.requests) / rounds if rounds else 0.0
+    return [_at_full_occupancy(r, usual) for r in done.requests]
+
+
+def _at_full_occupancy(r: RequestResult, usual: float) -> tuple[int, float]:
+    if r.full_rounds is None:
+        return r.full_tokens, r.full_seconds
+    round_seconds = r.full_seconds / r.full_rounds if r.full_rounds else usual
+    return r.output_tokens - 1, round_seconds * sum(c.count for c in r.rounds)
