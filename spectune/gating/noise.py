@@ -95,7 +95,7 @@ def _timed(runs: Sequence[Baseline]) -> Iterator[tuple[Cell, Times]]:
 
 
 def _complete(logs: Array) -> Array:
-    """Without requests that never ran at full occupancy, which have no time."""
+    """Without requests that decoded nothing, which have no time."""
     return logs[:, :, np.isfinite(logs).all(axis=(0, 1))]
 
 
