@@ -30,13 +30,14 @@ NASTY = 'a|b<script>`*%\r\n::error::x,\x07"\\'
 def runs(tmp_path, spectune):
     """Three runs, good, the same again, and slow with worse acceptance; and the baseline of the first."""
     good = timed_cell(2.0)
-    worse = timed_cell(1.2, rounds=None)
+    worse = timed_cell(1.8, rounds=None)  # and two thirds of the tokens
     worse = with_requests(
         worse,
         lambda r: r.model_copy(
             update={
                 "rounds": tuple(c.model_copy(update={"accepted": 1}) for c in r.rounds),
                 "output_tokens": 1 + 2 * sum(c.count for c in r.rounds),
+                "full_tokens": 2 * sum(c.count for c in r.rounds),
             }
         ),
     )
@@ -280,15 +281,19 @@ def test_a_run_without_any_cell_is_no_pass_for_requirements_either(spectune, tmp
     assert spectune("gate", empty, "--require", "speedup>=1", "--tolerance", "1%")[0] == 3
 
 
-def test_the_gate_starts_within_half_a_second_of_processor_time():
-    """Processor time, since other processes do not count in it; the best of three, since the first fills caches."""
-    spent = []
-    for _ in range(3):
-        before = os.times()
-        subprocess.run([sys.executable, "-m", "spectune", "gate", "--help"], check=True, capture_output=True)
-        after = os.times()
-        spent.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    assert min(spent) < 0.5
+def test_the_help_of_a_gate_imports_no_analysis():
+    """What takes time to import; the time itself depends on the machine."""
+    code = (
+        "import sys; from spectune.cli.app import main\n"
+        "sys.argv = ['spectune', 'gate', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "slow = {'torch', 'transformers', 'numpy', 'scipy', 'pandas', 'matplotlib', 'jinja2', 'yaml'}\n"
+        "print(sorted(slow & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "--baseline" in done.stdout
+    assert done.stderr.strip() == "[]"
 
 
 def test_neither_a_whole_gate_nor_a_baseline_imports_torch(runs, tmp_path):
