@@ -80,7 +80,7 @@ AUDIT = $(BIN)/spectune verify $(foreach method,$(METHODS),--draft '$(method)') 
 
 verify: $(VENV)/demo
 	$(AUDIT) --dtype float32 --limit 3 --max-new-tokens 16
-	$(AUDIT) --temperature 0.8 --limit 2 --max-new-tokens 48 --samples 800
+	$(AUDIT) --temperature 0.8 --limit 4 --max-new-tokens 48 --samples 2000
 
 test: $(VENV)/test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal

@@ -145,7 +145,8 @@ class FakeEngine:
         error = self.failures(spec)
         if error is not None:
             raise error
-        return tuple(RoundTiming(k, 6, k, 0.0, ROUND_SECONDS, 0.0, 0.01) for k in ks)
+        times = {"draft_seconds": 0.0, "verify_seconds": ROUND_SECONDS, "overhead_seconds": 0.0}
+        return tuple(RoundTiming(k=k, rounds=6, drafted=k, error=0.01, **times) for k in ks)
 
     def difference(self, spec: CellSpec, request: Request, outputs: tuple[str, str]) -> Difference:
         return Difference(id=request.id, position=1, gap=self.gap, noise=0.1, is_tie=self.gap < 0.2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from spectune.suites.prompt import Suite
-from spectune.sweeping.cell import CellSpec, Difference, Excerpt, ModelInfo, OverlapCount, PassResult, Sampling
+from spectune.sweeping.cell import CellSpec, Difference, Excerpt, ModelInfo, OverlapCount, PassResult, Record, Sampling
 
 Mode = Literal["plain", "speculative"]
 
@@ -31,8 +31,7 @@ class Requests:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RoundTiming:
+class RoundTiming(Record):
     """The three times of a round at K, in seconds: medians over `rounds` rounds.
 
     `drafted` are tokens per row; `error` is the relative standard error of a round's time.

@@ -79,14 +79,14 @@ def timings(ks: Sequence[int], order: Sequence[int], trace: Sequence[RoundTrace]
 
     return tuple(
         RoundTiming(
-            k,
-            len(own),
-            fmean(t.drafted / t.rows for t in own.values()),
-            steady(own, lambda t: t.draft_seconds),
-            steady(own, lambda t: t.verify_seconds),
-            steady(own, lambda t: t.overhead_seconds),
+            k=k,
+            rounds=len(own),
+            drafted=fmean(t.drafted / t.rows for t in own.values()),
+            draft_seconds=steady(own, lambda t: t.draft_seconds),
+            verify_seconds=steady(own, lambda t: t.verify_seconds),
+            overhead_seconds=steady(own, lambda t: t.overhead_seconds),
             # The median of n normal numbers is less certain than their mean by √(π/2).
-            noise * math.sqrt(math.pi / 2 / len(own)),
+            error=noise * math.sqrt(math.pi / 2 / len(own)),
         )
         for k, own in sorted(by_k.items())
     )

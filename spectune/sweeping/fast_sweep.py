@@ -123,14 +123,8 @@ def _probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int]) -> list[Probe]:
             drafter=place.drafter,
             suite=spec.suite,
             batch=spec.batch,
-            k=t.k,
-            rounds=t.rounds,
-            drafted=t.drafted,
-            draft_seconds=t.draft_seconds,
-            verify_seconds=t.verify_seconds,
-            overhead_seconds=t.overhead_seconds,
-            error=t.error,
             cost_seconds=share,
+            **t.model_dump(),
         )
         for t in timed
     ]

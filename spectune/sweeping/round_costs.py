@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from spectune.engines.engine import RoundTiming
 from spectune.speedup.shorter import Counts, rounds_at
-from spectune.sweeping.cell import CellSpec, Record
+from spectune.sweeping.cell import CellSpec
 from spectune.sweeping.drafter_names import drafts_trees
 
 _SMALLEST_ERROR = 1e-4  # of a time; nothing is known better
@@ -26,24 +27,16 @@ _SMALLEST_ERROR = 1e-4  # of a time; nothing is known better
 Place = tuple[str | None, str, int]  # drafter, suite, batch
 
 
-class Probe(Record):
-    """What a round takes on a suite's prompts: medians over `rounds` rounds, in seconds (see `engines.round_times`).
+class Probe(RoundTiming):
+    """What a round takes on a suite's prompts.
 
     A drafter's probes tell what drafting takes. Without one, arbitrary tokens were verified; K = 0 is a plain step.
-    `drafted` are tokens per row. `error` is the relative standard error of a time, `cost_seconds` this probe's share
-    of what it took to find out.
+    `cost_seconds` is this probe's share of what it took to find out.
     """
 
     drafter: str | None
     suite: str
     batch: int
-    k: int
-    rounds: int
-    drafted: float
-    draft_seconds: float
-    verify_seconds: float
-    overhead_seconds: float
-    error: float
     cost_seconds: float
 
 
