@@ -70,6 +70,42 @@ def test_every_combination_is_audited_kept_and_shown(verify, spectune, tmp_path)
     assert len(read_audits(run)) == 4  # a newer audit replaces the older one
 
 
+def test_resume_audits_only_what_is_missing_or_was_judged_otherwise(verify, monkeypatch, tmp_path):
+    from spectune.verifying import audit
+
+    run, decoded = tmp_path / "run", []
+    good = audit.decode_speculatively
+    monkeypatch.setattr(
+        audit, "decode_speculatively", lambda e, spec, *a, **k: decoded.append(spec.batch) or good(e, spec, *a, **k)
+    )
+    sampled = ("--temperature", "1", "--samples", "60", "--json")
+    verify(*sampled, "--batch", "1,3", "-o", run)
+    before = {a.key: a for a in read_audits(run)}
+    decoded.clear()
+    code, out, err = verify(*sampled, "--batch", "1,3", "-o", run, "--resume")
+    assert (code, decoded) == (3, [])  # verdict and exit code are those of the kept audits
+    assert err.count("kept, cannot judge") == 2
+    assert {a["key"] for a in strict_json(out)["audits"]} == set(before)
+    assert {a.key: a for a in read_audits(run)} == before
+
+    (run / "verify" / f"{next(k for k, a in before.items() if a.cell.batch == 3)}.json").unlink()
+    verify(*sampled, "--batch", "1,3", "-o", run, "--resume")
+    assert decoded == [3]
+
+    decoded.clear()
+    verify(*sampled, "--batch", "3", "-o", run, "--resume")  # one audit: each test may use more of the error budget
+    assert decoded == [3]
+
+    decoded.clear()
+    monkeypatch.setattr(audit, "__version__", "9.9")
+    verify(*sampled, "--batch", "3", "-o", run, "--resume")
+    assert decoded == [3]
+
+    code, _, err = verify("--resume")
+    assert code == 2
+    assert "-o" in err
+
+
 def test_json_is_strict_alone_on_stdout_and_holds_the_records(verify, tmp_path):
     code, out, err = verify("--json", "--quiet", "-o", tmp_path / "run")
     document = strict_json(out)
@@ -142,6 +178,7 @@ def test_an_interrupt_keeps_what_was_finished(verify, monkeypatch, tmp_path):
     code, _, err = verify("--batch", "1,3", "-o", tmp_path / "run")
     assert code == 130
     assert "1 of 2 audits are done" in err
+    assert "go on with --resume" in err
     assert len(read_audits(tmp_path / "run")) == 1
 
 

@@ -72,6 +72,9 @@ def verify(
         Path | None,
         typer.Option("--output", "-o", help="Keep the results in this run, for `report` and `recommend`."),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Skip what this version has already audited in that run.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")] = False,
 ) -> None:
@@ -119,6 +122,7 @@ def verify(
         options,
         samples=SAMPLES if samples is None else samples,
         output=output,
+        resume=resume,
         progress=make_progress(quiet=quiet),
     )
     _print(outcome, as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from spectune.verifying.conclude import conclude
 from spectune.verifying.decode import decode_plainly, decode_speculatively, reference_rule
 from spectune.verifying.identity import check_identity
 from spectune.verifying.progress import Progress
-from spectune.verifying.record import FOLDER, Audit, AuditSpec, write_audit
+from spectune.verifying.record import FOLDER, Audit, AuditSpec, read_audits, write_audit
 from spectune.verifying.sampled import TESTS, check_distribution
 
 ALPHA = 1e-4  # the chance that a whole call finds a bias where there is none
@@ -117,6 +118,7 @@ def audit(
     samples: int = SAMPLES,
     engine: NativeEngine | None = None,
     output: Path | str | None = None,
+    resume: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
     """Audit every combination that the options name, and keep each result in the run `output` at once.
@@ -124,6 +126,7 @@ def audit(
     Args:
         samples: tokens of each distribution test.
         engine: reuse loaded models; None loads them.
+        resume: take what `output` already holds, if this version of spectune judged it at the same level.
 
     Raises:
         UsageError: options, models, suites or a run directory that do not fit, before anything is decoded.
@@ -137,6 +140,8 @@ def audit(
         )
     if samples < 1:
         raise UsageError(f"--samples must be at least 1, not {samples}")
+    if resume and output is None:
+        raise UsageError("--resume needs a run to go on with", "name it with -o")
     progress = progress or Progress()
     directory = None if output is None else RunDirectory(output)
     _check_free(directory)
@@ -149,26 +154,29 @@ def audit(
             progress.note(f"{name}: {note}")
     tests = TESTS * sum(spec.samples > 0 for spec in specs)
     job = _Job(engine, {s.name: s for s in suites}, ALPHA / max(1, tests), progress)
+    kept = _kept(directory, job.alpha) if resume and directory is not None else {}
     audits: list[Audit] = []
     failures: list[Failure] = []
-    planned = [job.planned_tokens(spec) for spec in specs]
-    progress.begin(len(specs), sum(planned))
+    planned = {spec.key: 0 if spec.key in kept else job.planned_tokens(spec) for spec in specs}
+    done = 0
+    progress.begin(len(specs), sum(planned.values()))
     try:
-        for number, spec in enumerate(specs, 1):
+        for spec in specs:
             progress.start(spec.cell)
-            found = _attempt(job, spec)
+            found = kept.get(spec.key) or _attempt(job, spec)
             if isinstance(found, Audit):
-                if directory is not None:
+                if directory is not None and spec.key not in kept:
                     write_audit(directory, found)
                 audits.append(found)
-                text = f"{found.verdict}: {found.reason}"
+                text = f"{'kept, ' if spec.key in kept else ''}{found.verdict}: {found.reason}"
             else:
                 failures.append(found)
                 text = f"failed: {found.message}"
-            progress.finished(spec.cell, text, sum(planned[:number]))
+            done += planned[spec.key]
+            progress.finished(spec.cell, text, done)
     except KeyboardInterrupt:
-        kept = f"; the finished ones are in {directory.path}" if directory is not None else ""
-        raise Interrupted(f"interrupted; {len(audits)} of {len(specs)} audits are done{kept}") from None
+        where = f"; the finished ones are in {directory.path}: go on with --resume" if directory is not None else ""
+        raise Interrupted(f"interrupted; {len(audits)} of {len(specs)} audits are done{where}") from None
     finally:
         progress.end()
     return Outcome(tuple(audits), tuple(failures), None if directory is None else directory.path)
@@ -215,6 +223,16 @@ def _attempt(job: _Job, spec: AuditSpec) -> Audit | Failure:
     # Only now: the exception's traceback has kept its tensors alive.
     job.engine.release()
     return failure
+
+
+def _kept(directory: RunDirectory, alpha: float) -> dict[str, Audit]:
+    """The audits of earlier calls that this one need not repeat."""
+    return {
+        audit.key: audit
+        for audit in read_audits(directory.path)
+        if audit.spectune_version == __version__
+        and (audit.distribution is None or math.isclose(audit.distribution.alpha, alpha))
+    }
 
 
 def _load_suites(options: SweepOptions, progress: Progress) -> list[Suite]:
