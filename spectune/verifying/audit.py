@@ -25,7 +25,7 @@ from spectune.verifying.conclude import conclude
 from spectune.verifying.decode import decode_plainly, decode_speculatively, reference_rule
 from spectune.verifying.identity import check_identity
 from spectune.verifying.progress import Progress
-from spectune.verifying.record import FOLDER, Audit, AuditSpec, read_audits, write_audit
+from spectune.verifying.record import FOLDER, Audit, AuditSpec, read_audit, write_audit
 from spectune.verifying.sampled import TESTS, check_distribution
 
 ALPHA = 1e-4  # the chance that a whole call finds a bias where there is none
@@ -154,26 +154,26 @@ def audit(
             progress.note(f"{name}: {note}")
     tests = TESTS * sum(spec.samples > 0 for spec in specs)
     job = _Job(engine, {s.name: s for s in suites}, ALPHA / max(1, tests), progress)
-    kept = _kept(directory, job.alpha) if resume and directory is not None else {}
+    earlier = directory if resume else None
     audits: list[Audit] = []
     failures: list[Failure] = []
-    planned = {spec.key: 0 if spec.key in kept else job.planned_tokens(spec) for spec in specs}
-    done = 0
-    progress.begin(len(specs), sum(planned.values()))
+    planned = [0 if _kept(earlier, spec, job.alpha) else job.planned_tokens(spec) for spec in specs]
+    progress.begin(len(specs), sum(planned))
     try:
-        for spec in specs:
+        for number, spec in enumerate(specs, 1):
             progress.start(spec.cell)
-            found = kept.get(spec.key) or _attempt(job, spec)
+            # Looked up only now: another process may fill the same run.
+            kept = _kept(earlier, spec, job.alpha)
+            found = kept or _attempt(job, spec)
             if isinstance(found, Audit):
-                if directory is not None and spec.key not in kept:
+                if directory is not None and kept is None:
                     write_audit(directory, found)
                 audits.append(found)
-                text = f"{'kept, ' if spec.key in kept else ''}{found.verdict}: {found.reason}"
+                text = f"{'kept, ' if kept else ''}{found.verdict}: {found.reason}"
             else:
                 failures.append(found)
                 text = f"failed: {found.message}"
-            done += planned[spec.key]
-            progress.finished(spec.cell, text, done)
+            progress.finished(spec.cell, text, sum(planned[:number]))
     except KeyboardInterrupt:
         where = f"; the finished ones are in {directory.path}: go on with --resume" if directory is not None else ""
         raise Interrupted(f"interrupted; {len(audits)} of {len(specs)} audits are done{where}") from None
@@ -225,14 +225,13 @@ def _attempt(job: _Job, spec: AuditSpec) -> Audit | Failure:
     return failure
 
 
-def _kept(directory: RunDirectory, alpha: float) -> dict[str, Audit]:
-    """The audits of earlier calls that this one need not repeat."""
-    return {
-        audit.key: audit
-        for audit in read_audits(directory.path)
-        if audit.spectune_version == __version__
-        and (audit.distribution is None or math.isclose(audit.distribution.alpha, alpha))
-    }
+def _kept(directory: RunDirectory | None, spec: AuditSpec, alpha: float) -> Audit | None:
+    """An audit of an earlier call that this one need not repeat."""
+    audit = None if directory is None else read_audit(directory, spec.key)
+    if audit is None or audit.spectune_version != __version__:
+        return None
+    same = audit.distribution is None or math.isclose(audit.distribution.alpha, alpha)
+    return audit if same else None
 
 
 def _load_suites(options: SweepOptions, progress: Progress) -> list[Suite]:

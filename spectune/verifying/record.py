@@ -163,6 +163,16 @@ def write_audit(directory: RunDirectory, audit: Audit) -> Path:
     return path
 
 
+def read_audit(directory: RunDirectory, key: str) -> Audit | None:
+    """One audit of a run directory; None if it has none of that key.
+
+    Raises:
+        UsageError: as `read_audits`.
+    """
+    path = directory.path / FOLDER / f"{key}.json"
+    return _read(path) if path.exists() else None
+
+
 def read_audits(run: Path) -> tuple[Audit, ...]:
     """All audits of a run directory, oldest first.
 
