@@ -14,6 +14,7 @@ from spectune.engines.engine import Request
 from spectune.sweeping import fast_sweep
 from spectune.sweeping.cell import RoundCount
 from spectune.sweeping.fast_plan import (
+    Prediction,
     choose,
     is_worth_it,
     predict,
@@ -121,6 +122,39 @@ def test_with_noisy_times_the_chosen_cells_hold_one_within_3_percent_of_the_best
                 hits += max(true_speedup(s) for s in here if s.key in chosen) >= 0.97 * best
                 total += 1
     assert hits / total >= 0.95
+
+
+def test_the_best_static_configuration_of_every_batch_and_suite_and_of_all_is_measured_at_all_its_places():
+    def best(places):
+        configs = [
+            [s for s in GRID if (s.drafter, s.k) == (d, k) and (s.suite, s.batch) in places] for d in RATES for k in KS
+        ]
+        return max(configs, key=lambda cells: 1 / sum(1 / true_speedup(s) for s in cells))
+
+    places = {(s.suite, s.batch) for s in GRID}
+    scopes = [places]
+    scopes += [{p for p in places if p[1] == b} for b in BATCHES] + [{p for p in places if p[0] == s} for s in SUITES]
+    measured = {s.key for s in survey(GRID, 40)}
+    exact = {s.key: Prediction(key=s.key, acceptance_length=1.0, speedup=true_speedup(s)) for s in GRID}
+    chosen = {s.key for s in choose(GRID, exact, measured).promising} | measured
+    alone = {max((s for s in GRID if (s.suite, s.batch) == p), key=true_speedup).key for p in places}
+    assert alone <= chosen
+    wanted = {s.key for scope in scopes for s in best(scope)}
+    assert wanted <= chosen
+    assert not wanted <= alone | measured  # the best of each place would not have done
+    assert len(chosen) < 0.25 * len(GRID)
+
+
+def test_a_configuration_that_is_not_predicted_everywhere_is_no_static_choice():
+    def prediction(s):
+        return Prediction(key=s.key, acceptance_length=1.0, speedup={"good": 3.0, "fair": 2.0, "poor": 1.0}[s.drafter])
+
+    # Batch 8 does not fit at all, the good drafter not at batch 4.
+    partly = {s.key: prediction(s) for s in GRID if s.batch < 4 or (s.batch == 4 and s.drafter != "good")}
+    chosen = choose(GRID, partly, ()).promising
+    fair = {(s.suite, s.batch) for s in chosen if s.drafter == "fair"}
+    assert fair == {(suite, batch) for suite in SUITES for batch in (1, 2, 4)}
+    assert {s.batch for s in chosen if s.drafter == "good"} == {1, 2}
 
 
 def test_a_drafter_without_survey_or_times_is_not_predicted():

@@ -121,7 +121,9 @@ def _advise(
         only_batch_1=batch is None and {b for _, b in measured} == {1},
     )
     if not ranking:
-        nothing = "no configuration was measured everywhere" if members else "no cell has a usable speed"
+        nothing = "no cell has a usable speed"
+        if members:
+            nothing = "no configuration was measured everywhere: see the choices by suite and batch, or sweep more"
         return Advice(suite, batch, None, "CAN'T TELL", None, None, (), (), (f"{nothing}.", *limits))
     faster = [o for o in ranking if o.speedup.verdict == "FASTER"]
     if not faster:

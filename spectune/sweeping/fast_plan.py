@@ -3,7 +3,8 @@
     survey   one cell per drafter and suite, at the largest K: what is offered and accepted
     probes   a few rounds of some K per drafter and batch, and per suite and batch: what drafting and verifying cost
     predict  every cell of the grid: tokens per round over seconds per round, against the plain step
-    choose   the most promising cells of each suite and batch, and some others to check the predictions on
+    choose   the most promising cells of each suite and batch, all cells of the configurations that promise most over
+             a batch, a suite or the whole grid, and some other cells to check the predictions on
 
 What a chain accepts at one K tells what it accepts at a smaller one (`length_at`). A tree has its nodes elsewhere at
 another K: it is surveyed at the smallest K too, and between the two its length grows with the logarithm of K.
@@ -15,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import harmonic_mean
 
 from spectune.speedup.shorter import Counts, length_at
 from spectune.sweeping.cell import CellResult, CellSpec, Record
@@ -95,8 +97,8 @@ def probe_places(grid: Sequence[CellSpec]) -> tuple[ProbePlace, ...]:
 
 def is_worth_it(grid: Sequence[CellSpec], surveyed: int) -> bool:
     """Whether the fast plan, with so many surveyed cells, measures clearly less than the grid."""
-    places = len({(spec.suite, spec.batch) for spec in grid})
-    return len(grid) > SMALL_GRID and surveyed > 0 and surveyed + places + _checked(grid) < WORTH_A_PLAN * len(grid)
+    chosen = 2 * len(_places(grid)) + _checked(grid)
+    return len(grid) > SMALL_GRID and surveyed > 0 and surveyed + chosen < WORTH_A_PLAN * len(grid)
 
 
 def predict(grid: Iterable[CellSpec], surveyed: Sequence[CellResult], probes: Sequence[Probe]) -> dict[str, Prediction]:
@@ -119,20 +121,49 @@ def predict(grid: Iterable[CellSpec], surveyed: Sequence[CellResult], probes: Se
 def choose(grid: Sequence[CellSpec], predictions: Mapping[str, Prediction], measured: Iterable[str]) -> Choice:
     """What to measure next. measured: keys that are known already; they are not chosen again."""
     known = set(measured)
-    promising: list[CellSpec] = []
-    for place in dict.fromkeys((spec.suite, spec.batch) for spec in grid):
+    promising = {s.key: s for s in _static(grid, predictions)}
+    for place in _places(grid):
         here = [s for s in grid if (s.suite, s.batch) == place and s.key in predictions]
         here.sort(key=lambda s: -predictions[s.key].speedup)
         if here:
             best = predictions[here[0].key].speedup
             close = [s for s in here[1:] if predictions[s.key].speedup >= (1 - CLOSE) * best]
-            promising += [here[0], *close[:MOST_CLOSE]]
+            close.sort(key=lambda s: s.key not in promising)  # those that are measured anyway count first
             # What the best drafter costs at rest tells whether its loop may run on where drafts do not pay.
-            promising += [s for s in here if s.k == 0 and s.drafter == here[0].drafter and s not in promising]
-    taken = known | {s.key for s in promising}
+            rest = [s for s in here if s.k == 0 and s.drafter == here[0].drafter]
+            promising |= {s.key: s for s in (here[0], *close[:MOST_CLOSE], *rest)}
     # Keys are hashes: their order is random, and the same in every process.
-    others = sorted((s for s in grid if s.key in predictions and s.key not in taken), key=lambda s: s.key)
-    return Choice(tuple(s for s in promising if s.key not in known), tuple(others[: _checked(grid)]))
+    others = sorted(
+        (s for s in grid if s.key in predictions and s.key not in known | set(promising)), key=lambda s: s.key
+    )
+    return Choice(tuple(s for s in grid if s.key in promising and s.key not in known), tuple(others[: _checked(grid)]))
+
+
+def _static(grid: Sequence[CellSpec], predictions: Mapping[str, Prediction]) -> list[CellSpec]:
+    """The cells of the best single configuration of each batch, of each suite and of the whole grid.
+
+    Only what was measured at every place of a scope can be recommended for it. Suites are pooled by equal tokens and
+    batches by equal time, both times a harmonic mean of speedups (`speedup.uncertainty`).
+    """
+    places = _places(s for s in grid if s.key in predictions)
+    scopes = {tuple(places)}
+    scopes |= {tuple(p for p in places if p[1] == batch) for _, batch in places}
+    scopes |= {tuple(p for p in places if p[0] == suite) for suite, _ in places}
+    configs: dict[tuple[str, int], dict[tuple[str, int], CellSpec]] = {}
+    for spec in grid:
+        if spec.k and spec.key in predictions:
+            configs.setdefault((spec.drafter, spec.k), {})[spec.suite, spec.batch] = spec
+    found = []
+    for scope in scopes:
+        everywhere = [[cells[p] for p in scope] for cells in configs.values() if all(p in cells for p in scope)]
+        if everywhere:
+            found += max(everywhere, key=lambda cells: harmonic_mean([predictions[s.key].speedup for s in cells]))
+    return found
+
+
+def _places(grid: Iterable[CellSpec]) -> list[tuple[str, int]]:
+    """Suite and batch."""
+    return list(dict.fromkeys((spec.suite, spec.batch) for spec in grid))
 
 
 def prediction_errors(predictions: Mapping[str, Prediction], speedups: Mapping[str, float | None]) -> list[float]:
