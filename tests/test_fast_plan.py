@@ -164,6 +164,9 @@ def test_close_cells_that_are_measured_anyway_leave_room_for_fewer_others():
     chosen = choose(grid, exact, ()).promising
     assert {s.drafter for s in chosen if s.batch == 1} == {"best", "everywhere", "second"}
     assert {s.drafter for s in chosen if s.batch == 2} == {"everywhere"}
+    again = choose(grid, exact, {chosen[0].key})
+    assert again.promising == chosen[1:]
+    assert not {s.key for s in again.checks} & {s.key for s in chosen}
 
 
 def test_a_configuration_that_is_not_predicted_everywhere_is_no_static_choice():
