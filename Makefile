@@ -76,8 +76,10 @@ METHODS := ngram tree:ngram smollm2-1l smollm2-4l tree:smollm2-4l sequoia:smollm
   staged:ngram>smollm2-4l staged:smollm2-1l>smollm2-4l eagle:demo eagle2:demo eagle3:demo tree:eagle3:demo \
   staged:ngram>eagle3:demo medusa:demo tree:medusa:demo blockwise:demo tree:blockwise:demo early-exit:20 \
   early-exit:demo layer-skip:12-15 layer-skip:demo
-AUDIT = $(BIN)/spectune verify $(foreach method,$(METHODS),--draft '$(method)') --batch 1,4 --output runs/verify --resume
+AUDIT = $(BIN)/spectune verify $(foreach method,$(METHODS),--draft '$(method)') --batch 1,4 --output runs/verify $(RESUME)
 
+# Audits anew, since the code may have changed; make verify RESUME=--resume goes on with one that was stopped.
+RESUME ?=
 verify: $(VENV)/demo
 	$(AUDIT) --dtype float32 --limit 3 --max-new-tokens 16
 	$(AUDIT) --temperature 0.8 --limit 4 --max-new-tokens 48 --samples 2000

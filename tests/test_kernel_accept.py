@@ -6,8 +6,6 @@ import pytest
 import torch
 from kernel_helpers import HAS_GPU, generator, on_every_device
 
-pytest.importorskip("triton")
-
 from spectune.decoding.random import Stream
 from spectune.decoding.rules import Verdict
 from spectune.kernels.accept import accept, accept_reference

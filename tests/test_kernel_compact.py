@@ -6,8 +6,6 @@ import pytest
 import torch
 from kernel_helpers import generator, on_every_device
 
-pytest.importorskip("triton")
-
 from spectune.decoding.cache import KVStore
 from spectune.kernels.compact import buffer_table, compact, compact_reference
 

@@ -12,8 +12,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("triton")
-
 SCRIPT = """
 import sys
 import torch

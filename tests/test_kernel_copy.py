@@ -71,7 +71,6 @@ def outcomes_on(device: str) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, object]:
-    pytest.importorskip("triton")
     return outcomes_on("cpu")
 
 

@@ -6,8 +6,6 @@ import pytest
 import torch
 from kernel_helpers import generator, on_every_device
 
-pytest.importorskip("triton")
-
 from spectune.decoding.random import Stream, uniform
 from spectune.decoding.sampling import probabilities
 from spectune.kernels.sample import sample, sample_reference

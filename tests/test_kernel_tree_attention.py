@@ -6,8 +6,6 @@ import pytest
 import torch
 from kernel_helpers import generator, on_every_device
 
-pytest.importorskip("triton")
-
 from spectune.decoding.adapter import attend_rows
 from spectune.decoding.cache import Step, Tail
 from spectune.decoding.tree import TokenTree

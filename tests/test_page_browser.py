@@ -19,7 +19,8 @@ WIDTHS = (400, 800, 1200, 1600)
 
 @pytest.fixture(scope="module")
 def browser():
-    webdriver = pytest.importorskip("selenium.webdriver")
+    from selenium import webdriver
+
     found = next((p for n in ("chromium", "google-chrome", "chrome") if (p := shutil.which(n))), None)
     driver = shutil.which("chromedriver")
     if not found or not driver:

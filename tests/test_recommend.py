@@ -153,6 +153,13 @@ def test_a_configuration_must_be_measured_everywhere_to_be_an_overall_answer(adv
     assert "1 configuration was left out" in said(found.overall)
 
 
+def test_without_a_configuration_that_was_measured_everywhere_the_places_choices_are_pointed_at(advise):
+    found = advise([cell(k=2, batch=1, speedup=1.3), cell(k=8, batch=4, speedup=1.5)])
+    assert (found.overall.choice, found.overall.verdict) == (None, "CAN'T TELL")
+    assert "no configuration was measured everywhere: see the choices by suite and batch" in said(found.overall)
+    assert [a.choice for a in found.by_place] == [draft(2), draft(8)]
+
+
 def test_places_where_every_cell_failed_are_named(advise):
     found = advise([cell()], [failed(batch=16)])
     assert "code at batch 16" in said(found.overall)

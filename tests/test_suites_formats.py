@@ -225,8 +225,9 @@ class TestTables:
         assert message in str(caught.value)
 
     def test_parquet_with_strings_turns_and_messages(self, tmp_path: Path) -> None:
-        pa = pytest.importorskip("pyarrow")
-        pq = pytest.importorskip("pyarrow.parquet")
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         columns: dict[str, list[Any]] = {
             "ask": ["Hi", "Ho"],
             "turns": [["a", "b"], ["c"]],

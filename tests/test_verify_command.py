@@ -81,12 +81,15 @@ def test_resume_audits_only_what_is_missing_or_was_judged_otherwise(verify, monk
     sampled = ("--temperature", "1", "--samples", "60", "--json")
     verify(*sampled, "--batch", "1,3", "-o", run)
     before = {a.key: a for a in read_audits(run)}
+    written = {path: path.stat().st_mtime_ns for path in (run / "verify").iterdir()}
     decoded.clear()
     code, out, err = verify(*sampled, "--batch", "1,3", "-o", run, "--resume")
     assert (code, decoded) == (3, [])  # verdict and exit code are those of the kept audits
     assert err.count("kept, cannot judge") == 2
     assert {a["key"] for a in strict_json(out)["audits"]} == set(before)
+    assert "left)" not in err  # what is kept takes no time, so nothing is known of it
     assert {a.key: a for a in read_audits(run)} == before
+    assert {path: path.stat().st_mtime_ns for path in (run / "verify").iterdir()} == written
 
     (run / "verify" / f"{next(k for k, a in before.items() if a.cell.batch == 3)}.json").unlink()
     verify(*sampled, "--batch", "1,3", "-o", run, "--resume")
@@ -99,6 +102,14 @@ def test_resume_audits_only_what_is_missing_or_was_judged_otherwise(verify, monk
     decoded.clear()
     monkeypatch.setattr(audit, "__version__", "9.9")
     verify(*sampled, "--batch", "3", "-o", run, "--resume")
+    assert decoded == [3]
+
+    verify("--batch", "3", "-o", run)
+    decoded.clear()
+    _, _, err = verify("--batch", "3", "-o", run, "--resume")  # greedy
+    assert decoded == []
+    assert "kept, identical" in err
+    verify("--batch", "3", "-o", run)  # not asked to resume
     assert decoded == [3]
 
     code, _, err = verify("--resume")

@@ -132,10 +132,9 @@ def choose(grid: Sequence[CellSpec], predictions: Mapping[str, Prediction], meas
             # What the best drafter costs at rest tells whether its loop may run on where drafts do not pay.
             rest = [s for s in here if s.k == 0 and s.drafter == here[0].drafter]
             promising |= {s.key: s for s in (here[0], *close[:MOST_CLOSE], *rest)}
+    taken = known | set(promising)
     # Keys are hashes: their order is random, and the same in every process.
-    others = sorted(
-        (s for s in grid if s.key in predictions and s.key not in known | set(promising)), key=lambda s: s.key
-    )
+    others = sorted((s for s in grid if s.key in predictions and s.key not in taken), key=lambda s: s.key)
     return Choice(tuple(s for s in grid if s.key in promising and s.key not in known), tuple(others[: _checked(grid)]))
 
 
