@@ -6,11 +6,14 @@ import json
 
 import pytest
 import torch
-from decoding_helpers import decode, drafter_of, random_prompts, tokens_of
+from decoding_helpers import decode, drafter_of, random_prompts, requests_of, tokens_of
 from eagle_helpers import tiny_config, tiny_head
 
+from spectune.decoding.decoder import Decoder, DecodeSettings
 from spectune.decoding.drafters import build_drafter
+from spectune.decoding.schedule import KSchedule
 from spectune.decoding.stopping import StopRule
+from spectune.engines.turns import take_turns
 from spectune.errors import UsageError
 from spectune.heads.blockwise import BlockwiseConfig, BlockwiseHeads
 from spectune.heads.eagle_layouts import save_eagle
@@ -110,9 +113,9 @@ def test_every_drafter_writes_what_plain_decoding_writes(tiny, named, plain, nam
         assert tokens_of(run) == expected
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_round_takes_one_target_forward(tiny, named, name, monkeypatch):
-    """Counted at the model itself, prefills apart. Drafters on the target's layers run a model of their own."""
+@pytest.fixture
+def target_calls(tiny, monkeypatch):
+    """Shapes of the target's forwards, counted at the model itself. Drafters on its layers run a model of their own."""
     calls = []
     for method in ("forward", "forward_with_states"):
         original = getattr(type(tiny.model), method)
@@ -123,12 +126,33 @@ def test_every_round_takes_one_target_forward(tiny, named, name, monkeypatch):
             return original(self, *arguments, **options)
 
         monkeypatch.setattr(type(tiny.model), method, count)
+    return calls
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_round_takes_one_target_forward(tiny, named, name, target_calls):
     drafter = named(name)
     # Plans its trees, if it has any.
     decode(tiny, drafter, random_prompts(3), k=4, batch=2, max_new_tokens=6, stop=StopRule())
-    calls.clear()
+    target_calls.clear()
     run = decode(tiny, drafter, random_prompts(3), k=4, batch=2, max_new_tokens=12, stop=StopRule())
-    assert len(calls) == 3 + len(run.trace)
+    assert len(target_calls) == 3 + len(run.trace)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_turns_with_plain_decoding_every_prompt_is_prefilled_once(tiny, named, plain, name, target_calls):
+    prompts, greedy, sampled = plain
+    drafter = named(name)
+    for batch, drafters in ((1, (None, drafter)), (3, (drafter, None))):
+        for rule, sampling, expected in (("greedy", Sampling(), greedy), ("match", SAMPLING, sampled)):
+            # Plans its trees, if it has any.
+            decode(tiny, drafter, prompts, k=5, batch=batch, max_new_tokens=6, sampling=sampling, rule=rule)
+            settings = DecodeSettings(KSchedule.constant(5), rule, sampling)
+            decoders = [Decoder(tiny.model, d, settings, StopRule()) for d in drafters]
+            target_calls.clear()
+            runs = take_turns(decoders, requests_of(prompts, 18), batch)
+            assert [tokens_of(run) for run in runs] == [expected, expected]
+            assert len(target_calls) == len(prompts) + sum(len(run.trace) for run in runs)
 
 
 @pytest.mark.parametrize(

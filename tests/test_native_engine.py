@@ -155,3 +155,29 @@ def test_a_warm_up_on_a_cpu_prefills_little_and_one_with_recordings_all(engine, 
         spec = spec_of(engine, batch=2, k=3, graphs=graphs)
         engine.warm_up(spec, engine.render(spec, suite).requests)
         assert prefilled == [[longest, 1], [longest, 1]]  # plain, speculative
+
+
+def test_without_recordings_what_is_warm_is_not_warmed_again(engine, monkeypatch):
+    warmed = []
+    decode = Decoder.decode
+
+    def spied(self, requests, batch, **more):
+        warmed.append((type(self.drafter).__name__, batch, self.settings.schedule.largest))
+        return decode(self, requests, batch, **more)
+
+    monkeypatch.setattr(Decoder, "decode", spied)
+    exits = type(engine.built("early-exit:1").drafter).__name__
+    lookup = type(engine.built("ngram").drafter).__name__
+    for changes, expected in (
+        ({}, [("NoneType", 7, 4), (exits, 7, 4)]),
+        ({"suite": "other"}, []),
+        ({"k": 3}, [(exits, 7, 3)]),
+        ({"drafter": "ngram"}, [(lookup, 7, 4)]),
+        ({"batch": 8}, [("NoneType", 8, 4), (exits, 8, 4)]),
+        ({"graphs": True}, [("NoneType", 7, 4), (exits, 7, 4)]),
+        ({"graphs": True, "suite": "other"}, [("NoneType", 7, 4), (exits, 7, 4)]),
+    ):
+        warmed.clear()
+        spec = spec_of(engine, **({"batch": 7, "k": 4} | changes))
+        engine.warm_up(spec, engine.render(spec, suite_of("a", "b")).requests)
+        assert warmed == expected, changes

@@ -6,11 +6,15 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import save_tiny
 from test_decoder_greedy import with_tokenizer
 from test_native_engine import spec_of, suite_of
 from test_sweep_measure import StillGauge
 
+from spectune.decoding.decoder import Decoder, DecodeSettings
+from spectune.decoding.schedule import KSchedule
+from spectune.decoding.stopping import StopRule
 from spectune.engines.native import NativeEngine
 from spectune.engines.turns import take_turns
 from spectune.sweeping.measure import measure_cell
@@ -53,6 +57,70 @@ def test_a_decoder_does_not_count_the_time_between_its_rounds(engine):
     assert slept > 4
     assert run.wall_seconds <= elapsed - 0.05 * slept
     assert sum(g.ttft_seconds + g.decode_seconds for g in run.generations) <= run.wall_seconds
+
+
+def test_a_prefill_that_was_taken_over_counts_as_long_as_it_took(engine, monkeypatch):
+    spec = spec_of(engine, batch=2, max_new_tokens=12)
+    requests = engine.render(spec, suite_of("a", "b", "c")).requests
+    prompts = {len(r.token_ids) for r in requests}
+    original = type(engine.loaded.model).forward
+
+    def slow(self, ids, *arguments, **options):
+        if ids.shape[0] == 1 and ids.shape[1] in prompts and self is engine.loaded.model and options.get("last_only"):
+            time.sleep(0.3)
+        return original(self, ids, *arguments, **options)
+
+    monkeypatch.setattr(type(engine.loaded.model), "forward", slow)
+    began = time.perf_counter()
+    pair = engine.run_pair(spec, requests, modes=("plain", "speculative"), repeat=0, order=0)
+    elapsed = time.perf_counter() - began
+    for done in pair:
+        assert all(r.ttft_seconds >= 0.3 for r in done.requests)
+        assert done.wall_seconds >= 0.9
+        # Prefills lie between rounds.
+        assert sum(r.full_seconds for r in done.requests) < 0.3
+    assert elapsed < sum(done.wall_seconds for done in pair) - 0.8
+
+
+def test_states_of_other_layers_are_not_taken_over(engine):
+    """Two drafters that read other layers of the target decode in turns what they decode alone."""
+    requests = engine.render(spec_of(engine), suite_of("a", "b", "c")).requests
+
+    def decoders():
+        for taps in ((1,), (2,)):
+            settings = DecodeSettings(KSchedule.constant(2), "greedy")
+            yield Decoder(engine.loaded.model, Reading(taps), settings, StopRule(frozenset()))
+
+    alone, together = list(decoders()), list(decoders())
+    for decoder in alone:
+        decoder.decode(requests, 2)
+    take_turns(together, requests, 2)
+    for one, other in zip(alone, together, strict=True):
+        assert len(one.drafter.read) == len(other.drafter.read) == 3
+        for a, b in zip(one.drafter.read, other.drafter.read, strict=True):
+            assert torch.equal(a, b)
+    assert not torch.equal(together[0].drafter.read[0], together[1].drafter.read[0])
+
+
+class Reading:
+    """Drafts nothing, but keeps the states of every prompt."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, taps):
+        self.taps, self.read = taps, []
+
+    def start(self, rows, capacity): ...
+
+    def admit(self, index, row, states):
+        self.read.append(states.clone())
+
+    def propose(self, round_):
+        return None
+
+    def keep(self, rows, kept): ...
+
+    def move(self, source, destination): ...
 
 
 class Scripted:

@@ -189,6 +189,14 @@ class KVStore:
             for buffer in buffers.values():
                 buffer[destination] = buffer[source]
 
+    def copy(self, source: KVStore, row: int, destination: int, length: int) -> None:
+        """Copy the first slots of another store's row into a row of this one."""
+        for mine, theirs in ((self.keys, source.keys), (self.values, source.values)):
+            for layer, buffer in theirs.items():
+                if layer not in mine:
+                    mine[layer] = self._buffer(buffer)
+                mine[layer][destination, :, :length] = buffer[row, :, :length]
+
     def compact(self, starts: Sequence[int], path: Tensor, accepted: Sequence[int]) -> None:
         """Move each row's accepted path to consecutive slots behind its root, where anything has to move.
 

@@ -50,6 +50,16 @@ class DecodeSettings:
     graphs: bool | None = None  # record each round's computations (see `graphs`); None: where the device gains by it
 
 
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """What a prompt's forward gave beside its keys and values."""
+
+    logits: Tensor  # [1, 1, V] of the prompt's last token
+    states: Tensor | None  # [1, n, taps * h] of all its tokens
+    taps: tuple[int, ...]
+    seconds: float
+
+
 @dataclass(slots=True)
 class Slot:
     """A running request."""
@@ -60,6 +70,7 @@ class Slot:
     limit: int  # most output tokens
     started: float
     first_token_at: float = 0.0
+    prefill: Prefill | None = None  # kept until the peer has borrowed it
 
     @property
     def remaining(self) -> int:
@@ -110,6 +121,7 @@ class Decoder:
         self.stop_ids = torch.tensor(sorted(stop.token_ids), dtype=torch.long, device=target.device)
         self.ahead: tuple[Mark, Mark] | None = None  # around a draft that was begun ahead
         self.paused = 0.0  # seconds that went by between rounds, while another decoder ran
+        self.peer: Decoder | None = None  # takes turns with this one over the same requests (see `take_turns`)
         self.on_round: Callable[[Decoder, RoundTrace], None] | None = None
         # Sampled chains only: p [B, K + 1, V], q [B, K, V], counts [B], accepted [B].
         self.on_verdict: OnVerdict | None = None  # for chains under speculative sampling; not called by recordings
@@ -204,6 +216,11 @@ class Decoder:
         return time.perf_counter() - self.paused
 
     @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's states that the drafter reads."""
+        return self.drafter.taps if self.drafter else ()
+
+    @property
     def captures(self) -> int:
         """Computations recorded so far."""
         return self.graphs.captures if self.graphs else 0
@@ -231,13 +248,13 @@ class Decoder:
         started = self._now()
         index = len(self.slots)
         prompt = list(request.token_ids)
-        ids = torch.tensor([prompt], device=self.target.device)
-        step = Step(index, (0,), len(prompt), self.target.device)
-        logits, states = self._run_target(ids, step, last_only=True)
+        prefill = self._borrow(request, index) or self._prefill(prompt, index)
         self.history.reset(index, prompt)
         row = Row(prompt, request.seed)
-        token = self._choose_first(logits, row, index)
+        token = self._choose_first(prefill.logits, row, index)
         slot = Slot(row, request, generation, self._limit(request), started)
+        if self.peer:
+            slot.prefill = prefill
         slot.first_token_at = self._now()
         generation.ttft_seconds = slot.first_token_at - started
         generation.origins.append("prefill")
@@ -249,15 +266,37 @@ class Decoder:
         if self._finished(slot, [token]):
             return
         if self.drafter:
-            self.drafter.admit(index, row, None if states is None else states[0])
+            self.drafter.admit(index, row, None if prefill.states is None else prefill.states[0])
         self.slots.append(slot)
 
-    def _run_target(self, ids: Tensor, step: Step, *, last_only: bool = False) -> tuple[Tensor, Tensor | None]:
-        """One target forward; its states too, if the drafter reads any."""
-        taps = self.drafter.taps if self.drafter else ()
-        if taps:
-            return self.target.forward_with_states(ids, step, self.store, taps, last_only=last_only)
-        return self.target.forward(ids, step, self.store, last_only=last_only), None
+    def _prefill(self, prompt: list[int], index: int) -> Prefill:
+        """The target's forward over a prompt, with the states that a drafter reads, this one's or the peer's."""
+        began = time.perf_counter()
+        ids = torch.tensor([prompt], device=self.target.device)
+        step = Step(index, (0,), len(prompt), self.target.device)
+        states = None
+        if taps := self.taps or (self.peer.taps if self.peer else ()):
+            logits, states = self.target.forward_with_states(ids, step, self.store, taps, last_only=True)
+        else:
+            logits = self.target.forward(ids, step, self.store, last_only=True)
+        return Prefill(logits, states, taps, time.perf_counter() - began)
+
+    def _borrow(self, request: Request, index: int) -> Prefill | None:
+        """The prefill of a request that the peer is decoding, if it can serve here.
+
+        The clock goes on by what it took there, so that no figure depends on who came first.
+        """
+        if self.peer is None:
+            return None
+        began = time.perf_counter()
+        for row, slot in enumerate(self.peer.slots):
+            prefill = slot.prefill
+            if slot.request is request and prefill is not None and self.taps in ((), prefill.taps):
+                self.store.copy(self.peer.store, row, index, len(request.token_ids))
+                slot.prefill = None
+                self.paused += time.perf_counter() - began - prefill.seconds
+                return prefill
+        return None
 
     def _choose_first(self, logits: Tensor, row: Row, index: int) -> int:
         """First token of a row from its prefill logits [1, 1, V]: what closes a round without a draft."""
@@ -268,8 +307,7 @@ class Decoder:
 
     def _verify(self, newest: Tensor, draft: Draft | None, round_: Round) -> Verified:
         """One target forward over the newest tokens [B, 1] and the draft, and the rule."""
-        taps = self.drafter.taps if self.drafter else ()
-        verifier = Verifier(self.target, self.store, taps, self.graphs, self.synthetic, self.on_verdict)
+        verifier = Verifier(self.target, self.store, self.taps, self.graphs, self.synthetic, self.on_verdict)
         return verifier.verify(newest, draft, round_)
 
     def _round(

@@ -145,23 +145,29 @@ class NativeEngine:
     def warm_up(self, spec: CellSpec, requests: Sequence[Request]) -> None:
         self._outputs.clear()
         self._first = None
-        shape = (spec.drafter, spec.batch, spec.k)
-        if shape in self._warm and not spec.graphs:
-            return
         with torch.inference_mode():
             store = KVStore(spec.batch, spec.k + 1)
             for width in range(1, spec.k + 2):
-                ids = torch.zeros(spec.batch, width, dtype=torch.long, device=self.device)
-                self.loaded.model.forward(ids, Step(0, (0,) * spec.batch, width, self.device), store)
+                if self._is_cold("target", spec.batch, width):
+                    ids = torch.zeros(spec.batch, width, dtype=torch.long, device=self.device)
+                    self.loaded.model.forward(ids, Step(0, (0,) * spec.batch, width, self.device), store)
         begin = -_CPU_WARM_PROMPT if self.device.type == "cpu" and not spec.graphs else 0
         short = [
             Request(r.id, r.token_ids[begin:], min(r.max_new_tokens, 2 * spec.k + 3), r.seed)
             for r in requests[: spec.batch]
         ]
-        for mode in ("plain", "speculative"):
-            decoder = self._decoder(spec, speculative=mode == "speculative")
-            decoder.decode(short, spec.batch, room=_room(requests))
+        # Recordings are a cell's own, so with them both modes warm up every time.
+        shapes = {False: ("plain", spec.batch, 0), True: (f"draft {spec.drafter}", spec.batch, spec.k)}
+        for speculative, shape in shapes.items():
+            if self._is_cold(*shape) or spec.graphs:
+                self._decoder(spec, speculative=speculative).decode(short, spec.batch, room=_room(requests))
+
+    def _is_cold(self, name: str, batch: int, width: int) -> bool:
+        """Whether this is the first time that such a shape is computed."""
+        shape = (name, batch, width)
+        cold = shape not in self._warm
         self._warm.add(shape)
+        return cold
 
     def run_pass(
         self,

@@ -20,7 +20,8 @@ def take_turns(
     """Decode the requests with every decoder; the one with the fewest tokens so far has the next round.
 
     So all are busy over the same stretch of time, whatever their speeds, and a slow spell of the machine slows all of
-    them. The decoders must not share recordings.
+    them. Two decoders of the same target prefill each prompt once: the second one takes over what the first one
+    computed, and the seconds that it took. The decoders must not share recordings.
     """
     tokens = [0] * len(decoders)
 
@@ -34,6 +35,8 @@ def take_turns(
 
     for index, decoder in enumerate(decoders):
         decoder.on_round = count(index)
+    if len(decoders) == 2:
+        decoders[0].peer, decoders[1].peer = decoders[1], decoders[0]
     running = {index: decoder.steps(requests, batch, room=room) for index, decoder in enumerate(decoders)}
     runs: dict[int, Run] = {}
     while running:
