@@ -120,7 +120,7 @@ class Decoder:
         self.slots: list[Slot] = []
         self.stop_ids = torch.tensor(sorted(stop.token_ids), dtype=torch.long, device=target.device)
         self.ahead: tuple[Mark, Mark] | None = None  # around a draft that was begun ahead
-        self.paused = 0.0  # seconds that went by between rounds, while another decoder ran
+        self.paused = 0.0  # seconds to leave out: while another decoder ran, less what a prefill of the peer's took
         self.peer: Decoder | None = None  # takes turns with this one over the same requests (see `take_turns`)
         self.on_round: Callable[[Decoder, RoundTrace], None] | None = None
         # Sampled chains only: p [B, K + 1, V], q [B, K, V], counts [B], accepted [B].

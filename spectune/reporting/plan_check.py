@@ -4,7 +4,7 @@
 
 Per suite and batch: what the fast plan's cells make the best choice, what that choice is worth in the grid, and the
 grid's own best. The latter is the largest of many noisy numbers, so even a perfect choice loses against it. How much
-is told, and so is what the choice loses once the grid's times are pooled (`speedup.pooled`).
+is told, and so is what the choice loses once the grid's costs are pooled (`speedup.pooled`).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def check(fast: Run, full: Run, record: FastRecord) -> Check:
         found,
         pooled=_verdict(fast, full, record, steady.speedups),
         noise=steady,
-        perfect_loss=float(np.mean([perfect_loss(own, steady.speedup_noise) for own in rivals if own])),
+        perfect_loss=float(np.mean([perfect_loss(own, steady.noise) for own in rivals if own])),
     )
 
 
@@ -182,19 +182,17 @@ def page(found: Check, fast: Run, full: Run) -> str:
     )
     parts = ["# The fast plan against the full grid", said, where, "## As measured", _table(found.measured)]
     if found.noise and found.pooled and found.perfect_loss is not None:
-        known_to = found.noise.speedup_noise
+        noise = found.noise.noise
         noisy = (
-            f"The machine is not steady: the plain step of a suite and batch, measured anew in each of its cells, "
-            f"spreads by {found.noise.plain_noise:.1%} around its median, and a cell's rounds by "
-            f"{found.noise.round_noise:.1%} around a smooth curve in K. With speedups that are known to "
-            f"{known_to:.1%} only, the best cell itself would lose {found.perfect_loss:.1%} on average "
-            f"against the largest measurement of its place, and predictions without any error would seem off by "
-            f"{_typical_error(known_to, 0.5):.1%} in the median and {_typical_error(known_to, 0.9):.1%} at the "
-            f"90th percentile. So here the grid's times are pooled: each cell keeps its own acceptance length, counted "
-            f"over all rounds; its round comes from a curve fitted to all cells of its batch, the plain step is the "
-            f"median of its place. " + _said(found.pooled)
+            f"The machine is not steady: what a round costs in plain steps of the same cell spreads by {noise:.1%} "
+            f"around a smooth curve in K. With speedups that are known to that only, the best cell itself would lose "
+            f"{found.perfect_loss:.1%} on average against the largest measurement of its place, and predictions "
+            f"without any error would seem off by {_typical_error(noise, 0.5):.1%} in the median and "
+            f"{_typical_error(noise, 0.9):.1%} at the 90th percentile. So here the grid's costs are pooled: each "
+            f"cell keeps its own acceptance length, counted over all rounds; what its round costs comes from a curve "
+            f"fitted to all cells of its batch. " + _said(found.pooled)
         )
-        parts += ["## With the times pooled", noisy, _table(found.pooled)]
+        parts += ["## With the costs pooled", noisy, _table(found.pooled)]
     return "\n\n".join(parts) + "\n"
 
 

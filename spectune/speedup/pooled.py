@@ -1,20 +1,19 @@
-"""What a grid's cells would show if the machine were steady: round times pooled over the cells that share them.
+"""What a grid's cells would show if the machine were steady: round costs pooled over the cells that share them.
 
-A cell's counts are exact, its times are not: they drift with the machine. In a full grid what a round takes varies
-smoothly with K, drafting is the same on every suite, and the plain step is measured anew in each cell of a place. So
-per batch
+A cell's counts are exact, its times are not: they drift with the machine. A cell's plain steps are measured beside its
+rounds and drift with them, so costs are taken in plain steps of the same cell. In a full grid they vary smoothly with
+K, and drafting costs about the same on every suite. So per batch
 
-    round seconds = a_d + b_d K + c_d K²  (drafting and verifying with drafter d)  +  e_s + f_s K  (suite s)
+    round / plain step = a_d + b_d K + c_d K²  (drafting and verifying with drafter d)  +  e_s + f_s K  (suite s)
 
-is fitted by least squares of the relative errors, and a cell's speedup follows from its own acceptance length, its
-fitted round and the median plain step of its suite and batch. Rounds are timed with every slot busy, but acceptance is
-counted over all: where prompts are few, the former end when the quickest row does, and would flatter it.
+is fitted by least squares of the relative errors, and a cell's speedup is its own acceptance length over its fitted
+cost. Rounds are timed with every slot busy, but acceptance is counted over all: where prompts are few, the former end
+when the quickest row does, and would flatter it.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,57 +29,39 @@ _REWEIGHTED = 5  # times that the fit's own values are taken for the scale of th
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """`speedups` by key. Noise is a standard deviation over the cells, as a share of the value.
-
-    That of a speedup is smaller than its two times' together where both passes met the same slow spells.
-    """
+    """`speedups` by key. `noise` is a single cell's: the standard deviation of its speedup, as a share of it."""
 
     speedups: dict[str, float]
-    round_noise: float
-    plain_noise: float
-    speedup_noise: float
+    noise: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
-    """Of one cell: the acceptance length, and with every slot busy the seconds of a round and of a plain step."""
+class _Cost:
+    """Of one cell: the acceptance length, and what a round costs in plain steps while every slot is busy."""
 
     cell: CellResult
     acceptance_length: float
-    round_seconds: float
-    plain_seconds: float
+    plain_steps: float
 
 
 def pooled(cells: Sequence[CellResult]) -> Pooled | None:
     """Cells without times are left out. None where the others are too few to tell the noise."""
-    known = [t for t in map(_times, cells) if t is not None]
+    known = [c for c in map(_cost, cells) if c is not None]
     speedups: dict[str, float] = {}
-    residuals: list[float] = []
+    squares = 0.0
     freedom = 0
-    off_plain: list[float] = []
-    for batch in dict.fromkeys(t.cell.spec.batch for t in known):
-        own = [t for t in known if t.cell.spec.batch == batch]
-        design = _design([t.cell for t in own])
-        seconds = np.array([t.round_seconds for t in own])
-        fitted = _relative_fit(design, seconds)
-        residuals += list(np.log(seconds / fitted))
+    for batch in dict.fromkeys(c.cell.spec.batch for c in known):
+        own = [c for c in known if c.cell.spec.batch == batch]
+        design = _design([c.cell for c in own])
+        costs = np.array([c.plain_steps for c in own])
+        fitted = _relative_fit(design, costs)
+        squares += float(np.sum(np.log(costs / fitted) ** 2))
         freedom += len(own) - int(np.linalg.matrix_rank(design))
-        plain = {
-            suite: statistics.median(t.plain_seconds for t in own if t.cell.spec.suite == suite)
-            for suite in dict.fromkeys(t.cell.spec.suite for t in own)
-        }
-        for t, fit in zip(own, fitted, strict=True):
-            speedups[t.cell.key] = t.acceptance_length * plain[t.cell.spec.suite] / float(fit)
-            off_plain.append(math.log(t.plain_seconds / plain[t.cell.spec.suite]))
+        for c, fit in zip(own, fitted, strict=True):
+            speedups[c.cell.key] = c.acceptance_length / float(fit)
     if freedom < _LEAST_RESIDUALS:
         return None
-    off_round, off = np.array(residuals), np.array(off_plain)
-    return Pooled(
-        speedups,
-        math.sqrt(np.sum(off_round**2) / freedom),
-        math.sqrt(np.mean(off**2)),
-        math.sqrt(np.sum((off_round - off) ** 2) / freedom),
-    )
+    return Pooled(speedups, math.sqrt(squares / freedom))
 
 
 def _relative_fit(design: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -88,7 +69,7 @@ def _relative_fit(design: NDArray[np.float64], y: NDArray[np.float64]) -> NDArra
     scale = y
     for _ in range(_REWEIGHTED):
         solution = np.linalg.lstsq(design / scale[:, None], y / scale, rcond=None)[0]
-        scale = np.maximum(design @ solution, 0.1 * y)  # a fit through noise must not become a negative time
+        scale = np.maximum(design @ solution, 0.1 * y)  # a fit through noise must not become a negative cost
     return scale
 
 
@@ -104,7 +85,7 @@ def _design(cells: Sequence[CellResult]) -> NDArray[np.float64]:
     return np.array(rows)
 
 
-def _times(cell: CellResult) -> _Times | None:
+def _cost(cell: CellResult) -> _Cost | None:
     batch = cell.spec.batch
     speculative = [p for p in cell.passes if p.mode == "speculative"]
     rounds = sum(p.times.rounds for p in speculative)
@@ -113,5 +94,5 @@ def _times(cell: CellResult) -> _Times | None:
     tokens = figures(cell).acceptance_length
     if not plain or not tokens or not rounds or seconds <= 0:
         return None
-    # Each of the batch's rows counts the same seconds.
-    return _Times(cell, tokens, seconds / (batch * rounds), batch / plain)
+    # Each of the batch's rows counts the same seconds: a round takes seconds / (batch * rounds), a step batch / plain.
+    return _Cost(cell, tokens, seconds * plain / (batch * batch * rounds))
