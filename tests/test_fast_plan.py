@@ -30,6 +30,7 @@ from spectune.sweeping.sweep import Interrupted
 KS, BATCHES, SUITES = range(1, 9), (1, 2, 4, 8), ("code", "math")
 RATES = {"good": 0.8, "fair": 0.6, "poor": 0.3}  # chance that a token is kept
 COSTS = {"good": 0.30, "fair": 0.08, "poor": 0.01}  # T_d / T_t
+CONTEXTS = {"code": 400.0, "math": 100.0}
 GRID = tuple(spec(drafter=d, suite=s, batch=b, k=k) for s in SUITES for b in BATCHES for d in RATES for k in KS)
 
 
@@ -72,7 +73,7 @@ def verification(batch: int, k: int) -> float:
 
 def probes(grid=GRID, noise=lambda: 1.0, error=0.0):
     found = []
-    for place in probe_places(grid):
+    for place in probe_places(grid, CONTEXTS):
         spell = noise()  # the machine is as fast as this while a place is probed
         for k in probed_ks(grid):
             batch, suite, name = place.spec.batch, place.spec.suite, place.drafter
@@ -98,6 +99,30 @@ def test_the_survey_takes_the_largest_batch_that_the_prompts_fill_and_that_fits(
     assert {s.batch for s in survey(GRID, 40, {s.key for s in GRID})} == {1}
     only_large = tuple(s for s in GRID if s.batch == 8)
     assert {s.batch for s in survey(only_large, 3)} == {8}  # prompts are repeated there
+
+
+def test_verification_is_timed_once_for_suites_of_similar_contexts_and_drafting_on_the_first():
+    grid = [
+        spec(drafter=d, suite=s, batch=b, k=k)
+        for s in ("a", "b", "c", "d")
+        for b in (2, 1)
+        for d in RATES
+        for k in (0, 4)
+    ]
+    contexts = {"a": 100.0, "b": 201.0, "c": 200.0, "d": 101.0}
+    found = probe_places(grid, contexts)
+    for batch in (1, 2):
+        here = [(p.drafter, p.spec.suite, p.spec.k, p.suites) for p in found if p.spec.batch == batch]
+        assert here == [
+            (None, "a", 4, ("a", "c", "d")),
+            (None, "b", 4, ("b",)),
+            *((name, "a", 4, ()) for name in RATES),
+        ]
+    assert [p.spec.batch for p in found] == [1] * 5 + [2] * 5
+    # Where the first suite does not fit, the next one stands in.
+    full = {s.key for s in grid if (s.suite, s.batch) == ("a", 2)}
+    rest = [(p.drafter, p.spec.suite, p.suites) for p in probe_places(grid, contexts, full) if p.spec.batch == 2]
+    assert rest == [(None, "b", ("b", "c", "d")), *((name, "b", ()) for name in RATES)]
 
 
 def test_predictions_follow_a_known_cost_model_at_every_k_and_batch():
@@ -197,7 +222,14 @@ def test_checks_are_cells_that_nothing_else_measures():
     keys = [s.key for s in (*chosen.promising, *chosen.checks)]
     assert len(keys) == len(set(keys))
     assert not measured & set(keys)
-    assert len(chosen.checks) >= 3
+    assert len(chosen.checks) == 4
+
+
+@pytest.mark.parametrize(("cells", "checks"), [(48, 3), (192, 4), (288, 6), (768, 6)])
+def test_a_larger_grid_has_more_checks_but_six_at_most(cells, checks):
+    grid = tuple(spec(drafter=str(d), k=k) for d in range(cells // 8) for k in KS)
+    exact = {s.key: Prediction(key=s.key, acceptance_length=1.0, speedup=1.0) for s in grid}
+    assert len(choose(grid, exact, ()).checks) == checks
 
 
 def test_errors_are_relative_to_what_was_measured():
@@ -272,7 +304,7 @@ def test_the_loop_at_rest_is_surveyed_nowhere_and_measured_for_the_best_draft_of
     assert {s.k for s in survey(trees, 40)} == {4, 8}
     assert survey([s for s in grid if s.k == 0], 40) == ()
     assert not is_worth_it(grid, 0)
-    assert probed_ks(grid) == probed_ks(GRID) == (0, 1, 3, 5, 6, 8)
+    assert probed_ks(grid) == probed_ks(GRID) == (0, 1, 3, 6, 8)
     predictions = predict(grid, surveyed(grid), probes(grid))
     for s in grid:
         if s.k == 0:

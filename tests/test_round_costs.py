@@ -58,6 +58,21 @@ def test_a_place_without_a_plain_step_or_a_drafter_without_times_costs_nothing_k
     assert costs.round(spec(drafter="small", k=4, batch=2), full(4)) is None
 
 
+def test_a_verification_stands_for_other_suites_at_its_own_batch():
+    times = [p.model_copy(update={"suites": ("math",)}) for p in chain(None, 1.0)] + chain("small", 1.0)
+    costs = Costs(times)
+    for suite in ("code", "math"):
+        assert costs.round(spec(drafter="small", k=4, suite=suite), full(4)) == pytest.approx(1.4 + 0.8)
+        assert costs.plain(spec(drafter="small", k=4, suite=suite)) == pytest.approx(1.0)
+    assert costs.plain(spec(drafter="small", k=4, suite="chat")) is None
+    assert costs.plain(spec(drafter="small", k=4, suite="math", batch=2)) is None
+
+
+def test_a_drafter_timed_on_a_suite_that_another_stands_for_is_costed():
+    times = [p.model_copy(update={"suites": ("math",)}) for p in chain(None, 1.0)] + chain("small", 2.0, suite="math")
+    assert Costs(times).round(spec(drafter="small", k=4, suite="code"), full(4)) == pytest.approx(1.4 + 0.8)
+
+
 def test_short_drafts_are_drafted_and_verified_as_short_ones():
     """At the end of an output there is room for less than K."""
     costs = Costs([*chain(None, 1.0), *chain("small", 1.0)])

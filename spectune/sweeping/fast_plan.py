@@ -1,7 +1,8 @@
 """The fast plan: which few cells of a grid to measure, and what the others will be.
 
     survey   one cell per drafter and suite, at the largest K: what is offered and accepted
-    probes   a few rounds of some K per drafter and batch, and per suite and batch: what drafting and verifying cost
+    probes   a few rounds of some K per batch, with each drafter and on suites of different contexts: what drafting and
+             verifying cost
     predict  every cell of the grid: tokens per round over seconds per round, against the plain step
     choose   the most promising cells of each suite and batch, all cells of the configurations that promise most over
              a batch, a suite or the whole grid, and some other cells to check the predictions on
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import harmonic_mean
 
@@ -30,8 +31,9 @@ WORTH_A_PLAN = 0.6  # a fast plan that measures more of the grid than this is no
 CLOSE = 0.04  # cells predicted within this of the best of their suite and batch are measured too
 MOST_CLOSE = 2  # but no more than so many beside the best
 CHECKED = 0.02  # share of the grid that is measured for the predictions' sake
-_LEAST_CHECKED = 3
-_PROBED = 5  # K per place
+_LEAST_CHECKED, _MOST_CHECKED = 3, 6  # cells; more would tell little more of the predictions
+SIMILAR = 2.0  # suites whose contexts differ by no more than this factor are verified alike
+_PROBED = 4  # K per place
 
 
 class Prediction(Record):
@@ -77,22 +79,54 @@ def probed_ks(grid: Sequence[CellSpec]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ProbePlace:
-    """Rounds to time: of a drafter, or of verification alone where it is None. `spec` is a cell of that place."""
+    """Rounds to time: of a drafter, or of verification alone where it is None. `spec` is a cell of that place.
+
+    `suites` are those that a verification stands for, its own among them.
+    """
 
     drafter: str | None
     spec: CellSpec
+    suites: tuple[str, ...] = ()
 
 
-def probe_places(grid: Sequence[CellSpec]) -> tuple[ProbePlace, ...]:
-    """Every batch with every suite, and with every drafter on the first suite."""
-    found: dict[tuple[int, str | None, str], ProbePlace] = {}
-    suite = grid[0].suite
-    for spec in sorted(grid, key=lambda spec: spec.batch):
-        if spec.k:
-            found.setdefault((spec.batch, None, spec.suite), ProbePlace(None, spec))
-            if spec.suite == suite:
-                found.setdefault((spec.batch, spec.drafter, suite), ProbePlace(spec.drafter, spec))
-    return tuple(found.values())
+def probe_places(
+    grid: Sequence[CellSpec], contexts: Mapping[str, float], infeasible: Container[str] = ()
+) -> tuple[ProbePlace, ...]:
+    """At every batch each drafter on the first suite, and verification once for all suites of similar contexts.
+
+    More probes of the same work would only bring their own noise along.
+
+    Args:
+        contexts: tokens that a row of each suite has, typically.
+        infeasible: keys that do not fit the device.
+    """
+    found = []
+    usable = [spec for spec in grid if spec.k and spec.key not in infeasible]
+    for batch in sorted({spec.batch for spec in usable}):
+        own = [spec for spec in usable if spec.batch == batch]
+        groups: list[list[CellSpec]] = []
+        for spec in _first_of(own, lambda spec: spec.suite):
+            group = next((g for g in groups if _are_similar(contexts[g[0].suite], contexts[spec.suite])), None)
+            if group is None:
+                groups.append([spec])
+            else:
+                group.append(spec)
+        found += [ProbePlace(None, group[0], tuple(s.suite for s in group)) for group in groups]
+        here = [spec for spec in own if spec.suite == own[0].suite]
+        found += [ProbePlace(spec.drafter, spec) for spec in _first_of(here, lambda spec: spec.drafter)]
+    return tuple(found)
+
+
+def _are_similar(one: float, other: float) -> bool:
+    return max(one, other) <= SIMILAR * min(one, other)
+
+
+def _first_of(specs: Iterable[CellSpec], name: Callable[[CellSpec], str]) -> list[CellSpec]:
+    """The first cell of each name, in the order of the cells."""
+    found: dict[str, CellSpec] = {}
+    for spec in specs:
+        found.setdefault(name(spec), spec)
+    return list(found.values())
 
 
 def is_worth_it(grid: Sequence[CellSpec], surveyed: int) -> bool:
@@ -173,7 +207,7 @@ def prediction_errors(predictions: Mapping[str, Prediction], speedups: Mapping[s
 
 
 def _checked(grid: Sequence[CellSpec]) -> int:
-    return max(_LEAST_CHECKED, math.ceil(CHECKED * len(grid)))
+    return min(_MOST_CHECKED, max(_LEAST_CHECKED, math.ceil(CHECKED * len(grid))))
 
 
 def _counts(surveyed: Sequence[CellResult]) -> dict[tuple[str, str], dict[int, Counts]]:

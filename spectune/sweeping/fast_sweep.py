@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -95,13 +96,13 @@ def run_fast(sweep: Sweep, grid: Sequence[CellSpec], first: Sequence[CellSpec], 
 def _probes(sweep: Sweep, grid: Sequence[CellSpec], known: Sequence[Probe]) -> tuple[Probe, ...]:
     """Time the rounds that are not timed yet. A place that fails is left out: its cells are not predicted."""
     probes = {(p.drafter, p.suite, p.batch, p.k): p for p in known}
-    places, ks = probe_places(grid), probed_ks(grid)
+    places, ks = probe_places(grid, _contexts(sweep, grid), sweep.infeasible), probed_ks(grid)
     for number, place in enumerate(places, 1):
         spec = place.spec
         done = any((place.drafter, spec.suite, spec.batch, k) in probes for k in ks)
-        if done or spec.key in sweep.infeasible:
+        if done:
             continue
-        what = place.drafter or f"verification, {spec.suite}"
+        what = place.drafter or f"verification, {', '.join(place.suites)}"
         sweep.listener.note(f"timing rounds [{number}/{len(places)}]: {what}, batch {spec.batch}")
         try:
             for probe in _probe(sweep, place, ks):
@@ -110,6 +111,15 @@ def _probes(sweep: Sweep, grid: Sequence[CellSpec], known: Sequence[Probe]) -> t
             sweep.listener.note(f"no times for {what}, batch {spec.batch}: {error}")
             sweep.engine.release()
     return tuple(probes.values())
+
+
+def _contexts(sweep: Sweep, grid: Sequence[CellSpec]) -> dict[str, float]:
+    """Tokens that a row of each suite has halfway through its output, on average."""
+    found = {}
+    for spec in {spec.suite: spec for spec in grid}.values():
+        requests = sweep.engine.render(spec, sweep.suites[spec.suite]).requests
+        found[spec.suite] = fmean(len(r.token_ids) + r.max_new_tokens / 2 for r in requests)
+    return found
 
 
 def _probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int]) -> list[Probe]:
@@ -122,6 +132,7 @@ def _probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int]) -> list[Probe]:
         Probe(
             drafter=place.drafter,
             suite=spec.suite,
+            suites=tuple(suite for suite in place.suites if suite != spec.suite),
             batch=spec.batch,
             cost_seconds=share,
             **t.model_dump(),

@@ -31,11 +31,13 @@ class Probe(RoundTiming):
     """What a round takes on a suite's prompts.
 
     A drafter's probes tell what drafting takes. Without one, arbitrary tokens were verified; K = 0 is a plain step.
+    `suites` are those that its verification stands for beside its own, since their contexts are similar;
     `cost_seconds` is this probe's share of what it took to find out.
     """
 
     drafter: str | None
     suite: str
+    suites: tuple[str, ...] = ()
     batch: int
     cost_seconds: float
 
@@ -55,8 +57,11 @@ class Costs:
 
     def __init__(self, probes: Sequence[Probe]) -> None:
         by_place: dict[Place, dict[int, Probe]] = {}
+        self._verified_on: dict[tuple[str, int], str] = {}  # by suite and batch: the suite that was timed
         for p in probes:
             by_place.setdefault((p.drafter, p.suite, p.batch), {})[p.k] = p
+            if p.drafter is None:
+                self._verified_on |= {(suite, p.batch): p.suite for suite in (p.suite, *p.suites)}
         self._curves = {place: _curves(own) for place, own in by_place.items() if 0 in own}
         self._probed_on = {(name, batch): suite for name, suite, batch in self._curves if name is not None}
         self._draw_together()
@@ -76,14 +81,17 @@ class Costs:
 
     def plain(self, spec: CellSpec) -> float | None:
         """A plain step: one forward and its overhead. None where it was not timed."""
-        own = self._curves.get((None, spec.suite, spec.batch))
+        own = self._verification(spec.suite, spec.batch)
         return None if own is None else 1 + own.drafting[0]
+
+    def _verification(self, suite: str, batch: int) -> _Curves | None:
+        return self._curves.get((None, self._verified_on.get((suite, batch), suite), batch))
 
     def round(self, spec: CellSpec, counts: Counts) -> float | None:
         """A round of the cell's drafter, which offers what `counts` tell; None where it was not timed."""
         suite = self._probed_on.get((spec.drafter, spec.batch))
-        here = self._curves.get((None, spec.suite, spec.batch))
-        there = self._curves.get((None, suite, spec.batch)) if suite else None
+        here = self._verification(spec.suite, spec.batch)
+        there = self._verification(suite, spec.batch) if suite else None
         if suite is None or here is None or there is None:
             return None
         own = self._curves[spec.drafter, suite, spec.batch]
