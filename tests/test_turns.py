@@ -77,9 +77,8 @@ def test_a_prefill_that_was_taken_over_counts_as_long_as_it_took(engine, monkeyp
     for done in pair:
         assert all(r.ttft_seconds >= 0.3 for r in done.requests)
         assert done.wall_seconds >= 0.9
-        # Prefills lie between rounds.
-        assert sum(r.full_seconds for r in done.requests) < 0.3
-    assert elapsed < sum(done.wall_seconds for done in pair) - 0.8
+    # Alone, each would have taken all three; a busy machine may lose some of what is saved here.
+    assert elapsed < sum(done.wall_seconds for done in pair) - 0.5
 
 
 def test_states_of_other_layers_are_not_taken_over(engine):
