@@ -90,11 +90,11 @@ def test_the_choice_is_judged_on_pooled_costs_too_and_both_are_told(tmp_path):
     found = check(fast, full, FastRecord(grid_cells=len(noisy)))
     one = next(c for c in found.pooled.choices if (c.suite, c.batch) == ("code", 1))
     assert one.chosen == best.spec
-    assert one.value == found.noise.speedups[best.key]
+    assert one.value == found.steady.speedups[best.key]
     assert one.loss < 0.03
     assert found.perfect_loss > 0.03
     text = page(found, fast, full)
     assert text.index("## As measured") < text.index("## With the costs pooled")
     assert f"would lose {found.perfect_loss:.1%} on average" in text
-    assert f"off by {0.6745 * found.noise.noise:.1%} in the median and {1.6449 * found.noise.noise:.1%} at" in text
-    assert np.isclose(found.noise.noise, 0.113, rtol=0.25)
+    assert f"off by {0.6745 * found.steady.noise:.1%} in the median and {1.6449 * found.steady.noise:.1%} at" in text
+    assert np.isclose(found.steady.noise, 0.113, rtol=0.25)

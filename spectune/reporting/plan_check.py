@@ -77,7 +77,7 @@ class Check:
     full_cells: int
     length_errors: tuple[float, ...]  # of the predicted acceptance lengths of the cells left out
     pooled: Verdict | None = None
-    noise: Pooled | None = None
+    steady: Pooled | None = None
     perfect_loss: float | None = None
 
 
@@ -103,7 +103,7 @@ def check(fast: Run, full: Run, record: FastRecord) -> Check:
     return replace(
         found,
         pooled=_verdict(fast, full, record, steady.speedups),
-        noise=steady,
+        steady=steady,
         perfect_loss=float(np.mean([perfect_loss(own, steady.noise) for own in rivals if own])),
     )
 
@@ -181,8 +181,8 @@ def page(found: Check, fast: Run, full: Run) -> str:
         f"{full.info.spectune_version}; the fast run: {fast.info.created_at[:10]}. `make grid` measures both again."
     )
     parts = ["# The fast plan against the full grid", said, where, "## As measured", _table(found.measured)]
-    if found.noise and found.pooled and found.perfect_loss is not None:
-        noise = found.noise.noise
+    if found.steady and found.pooled and found.perfect_loss is not None:
+        noise = found.steady.noise
         noisy = (
             f"The machine is not steady: what a round costs in plain steps of the same cell spreads by {noise:.1%} "
             f"around a smooth curve in K. With speedups that are known to that only, the best cell itself would lose "

@@ -97,7 +97,7 @@ def probe_places(
     More probes of the same work would only bring their own noise along.
 
     Args:
-        contexts: tokens that a row of each suite has, typically.
+        contexts: tokens that a row of each suite has, on average.
         infeasible: keys that do not fit the device.
     """
     found = []

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -63,8 +62,16 @@ class FastOutcome:
         )
 
 
-def run_fast(sweep: Sweep, grid: Sequence[CellSpec], first: Sequence[CellSpec], extend: Extend) -> FastOutcome:
+def run_fast(
+    sweep: Sweep,
+    grid: Sequence[CellSpec],
+    first: Sequence[CellSpec],
+    contexts: Mapping[str, float],
+    extend: Extend,
+) -> FastOutcome:
     """Measure what a fast plan takes of the grid, `first` its survey; `sweep` is made for any part of it.
+
+    `contexts` are the tokens that a row of each suite has, on average.
 
     Everything is kept in the run directory, so an interrupted plan goes on where it was.
     """
@@ -72,7 +79,7 @@ def run_fast(sweep: Sweep, grid: Sequence[CellSpec], first: Sequence[CellSpec], 
     extend(first)
     replace(sweep, plan=first).run()
     record = read_record(directory.path) or FastRecord(grid_cells=len(grid))
-    record = record.model_copy(update={"probes": _probes(sweep, grid, record.probes)})
+    record = record.model_copy(update={"probes": _probes(sweep, grid, contexts, record.probes)})
     _write(directory, record)
     surveyed = [r for r in directory.results() if r.key in {spec.key for spec in first}]
     predictions = predict(grid, surveyed, record.probes)
@@ -93,10 +100,12 @@ def run_fast(sweep: Sweep, grid: Sequence[CellSpec], first: Sequence[CellSpec], 
     return FastOutcome(len(grid), len(plan), tuple(prediction_errors(predictions, speedups)))
 
 
-def _probes(sweep: Sweep, grid: Sequence[CellSpec], known: Sequence[Probe]) -> tuple[Probe, ...]:
+def _probes(
+    sweep: Sweep, grid: Sequence[CellSpec], contexts: Mapping[str, float], known: Sequence[Probe]
+) -> tuple[Probe, ...]:
     """Time the rounds that are not timed yet. A place that fails is left out: its cells are not predicted."""
     probes = {(p.drafter, p.suite, p.batch, p.k): p for p in known}
-    places, ks = probe_places(grid, _contexts(sweep, grid), sweep.infeasible), probed_ks(grid)
+    places, ks = probe_places(grid, contexts, sweep.infeasible), probed_ks(grid)
     for number, place in enumerate(places, 1):
         spec = place.spec
         done = any((place.drafter, spec.suite, spec.batch, k) in probes for k in ks)
@@ -111,15 +120,6 @@ def _probes(sweep: Sweep, grid: Sequence[CellSpec], known: Sequence[Probe]) -> t
             sweep.listener.note(f"no times for {what}, batch {spec.batch}: {error}")
             sweep.engine.release()
     return tuple(probes.values())
-
-
-def _contexts(sweep: Sweep, grid: Sequence[CellSpec]) -> dict[str, float]:
-    """Tokens that a row of each suite has halfway through its output, on average."""
-    found = {}
-    for spec in {spec.suite: spec for spec in grid}.values():
-        requests = sweep.engine.render(spec, sweep.suites[spec.suite]).requests
-        found[spec.suite] = fmean(len(r.token_ids) + r.max_new_tokens / 2 for r in requests)
-    return found
 
 
 def _probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int]) -> list[Probe]:

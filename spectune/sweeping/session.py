@@ -102,7 +102,8 @@ def run(
     )
     try:
         if is_fast:
-            said = run_fast(sweep, job.plan, surveyed, extend).text()
+            contexts = {name: mean_context({name: own}) for name, own in job.requests.items()}
+            said = run_fast(sweep, job.plan, surveyed, contexts, extend).text()
             return replace(replace(sweep, plan=directory.info().plan).outcome(job.card), fast=said)
         sweep.run()
     except KeyboardInterrupt:
