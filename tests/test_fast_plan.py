@@ -11,7 +11,7 @@ from synthetic_run import cell, probe, spec
 from test_sweep_session import environment, options  # noqa: F401  (fixtures)
 
 from spectune.engines.engine import Request
-from spectune.sweeping import fast_sweep
+from spectune.sweeping import fast_sweep, session
 from spectune.sweeping.cell import RoundCount
 from spectune.sweeping.fast_plan import (
     Prediction,
@@ -102,27 +102,21 @@ def test_the_survey_takes_the_largest_batch_that_the_prompts_fill_and_that_fits(
 
 
 def test_verification_is_timed_once_for_suites_of_similar_contexts_and_drafting_on_the_first():
-    grid = [
-        spec(drafter=d, suite=s, batch=b, k=k)
-        for s in ("a", "b", "c", "d")
-        for b in (2, 1)
-        for d in RATES
-        for k in (0, 4)
-    ]
-    contexts = {"a": 100.0, "b": 201.0, "c": 200.0, "d": 101.0}
+    contexts = {"a": 100.0, "b": 201.0, "c": 200.0, "d": 390.0, "e": 100.0}
+    grid = [spec(drafter=d, suite=s, batch=b, k=k) for s in contexts for b in (16, 1) for d in RATES for k in (0, 4, 8)]
     found = probe_places(grid, contexts)
-    for batch in (1, 2):
+    for batch in (1, 16):
         here = [(p.drafter, p.spec.suite, p.spec.k, p.suites) for p in found if p.spec.batch == batch]
         assert here == [
-            (None, "a", 4, ("a", "c", "d")),
-            (None, "b", 4, ("b",)),
+            (None, "a", 4, ("a", "c", "e")),
+            (None, "b", 4, ("b", "d")),
             *((name, "a", 4, ()) for name in RATES),
         ]
-    assert [p.spec.batch for p in found] == [1] * 5 + [2] * 5
+    assert [p.spec.batch for p in found] == [1] * 5 + [16] * 5
     # Where the first suite does not fit, the next one stands in.
-    full = {s.key for s in grid if (s.suite, s.batch) == ("a", 2)}
-    rest = [(p.drafter, p.spec.suite, p.suites) for p in probe_places(grid, contexts, full) if p.spec.batch == 2]
-    assert rest == [(None, "b", ("b", "c", "d")), *((name, "b", ()) for name in RATES)]
+    full = {s.key for s in grid if (s.suite, s.batch) == ("a", 16)}
+    rest = [(p.drafter, p.spec.suite, p.suites) for p in probe_places(grid, contexts, full) if p.spec.batch == 16]
+    assert rest == [(None, "b", ("b", "c", "d")), (None, "e", ("e",)), *((name, "b", ()) for name in RATES)]
 
 
 def test_predictions_follow_a_known_cost_model_at_every_k_and_batch():
@@ -264,6 +258,25 @@ def test_a_fast_sweep_measures_a_part_and_says_so_and_resumes_to_the_same(tmp_pa
     again = run(options(**BIG), engine=engine, output=tmp_path / "r", resume=True)
     assert {r.key for r in again.results} == {r.key for r in outcome.results}
     assert not [call for call in engine.log if call[0] in ("plain", "speculative")]
+
+
+def test_a_fast_sweep_probes_what_fits_and_one_of_two_suites_with_similar_contexts(tmp_path, options, monkeypatch):  # noqa: F811
+    suites = []
+    for name, limit in (("first", 40), ("like", 50), ("longer", 200)):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(
+            "".join(json.dumps({"prompt": f"{name} {n}", "max_new_tokens": limit}) + "\n" for n in range(4))
+        )
+        suites.append(str(path))
+    monkeypatch.setattr(session, "infeasible", lambda load, _: "too large" if load.batch == 4 else None)
+    wanted = options(**BIG, suites=tuple(suites), max_new_tokens=200)
+    run(wanted, engine=FakeEngine(), output=tmp_path / "r")
+    record = json.loads((tmp_path / "r" / "fast.json").read_text())
+    verified = {(p["suite"], *p["suites"]) for p in record["probes"] if p["drafter"] is None}
+    assert verified == {("first", "like"), ("longer",)}
+    assert {p["suite"] for p in record["probes"] if p["drafter"]} == {"first"}
+    assert {p["batch"] for p in record["probes"]} == {1, 2}
+    assert len(record["predictions"]) == 3 * 2 * 8 * 3  # suites, batches, K, drafts
 
 
 def test_an_interrupted_fast_sweep_goes_on_without_timing_again(tmp_path, options, monkeypatch):  # noqa: F811

@@ -165,19 +165,31 @@ def test_without_recordings_what_is_warm_is_not_warmed_again(engine, monkeypatch
         warmed.append((type(self.drafter).__name__, batch, self.settings.schedule.largest))
         return decode(self, requests, batch, **more)
 
+    widths = []
+    forward = type(engine.loaded.model).forward
+
+    def watched(self, ids, *args, last_only=False):
+        if self is engine.loaded.model and not warmed:
+            widths.append(tuple(ids.shape))
+        return forward(self, ids, *args, last_only=last_only)
+
     monkeypatch.setattr(Decoder, "decode", spied)
+    monkeypatch.setattr(type(engine.loaded.model), "forward", watched)
     exits = type(engine.built("early-exit:1").drafter).__name__
     lookup = type(engine.built("ngram").drafter).__name__
-    for changes, expected in (
-        ({}, [("NoneType", 7, 4), (exits, 7, 4)]),
-        ({"suite": "other"}, []),
-        ({"k": 3}, [(exits, 7, 3)]),
-        ({"drafter": "ngram"}, [(lookup, 7, 4)]),
-        ({"batch": 8}, [("NoneType", 8, 4), (exits, 8, 4)]),
-        ({"graphs": True}, [("NoneType", 7, 4), (exits, 7, 4)]),
-        ({"graphs": True, "suite": "other"}, [("NoneType", 7, 4), (exits, 7, 4)]),
+    new = [(7, width) for width in range(1, 6)]  # of the target's forwards
+    for changes, forwards, decoded in (
+        ({}, new, [("NoneType", 7, 4), (exits, 7, 4)]),
+        ({"suite": "other"}, [], []),
+        ({"k": 3}, [], [(exits, 7, 3)]),
+        ({"k": 5}, [(7, 6)], [(exits, 7, 5)]),
+        ({"drafter": "ngram"}, [], [(lookup, 7, 4)]),
+        ({"batch": 8}, [(8, width) for _, width in new], [("NoneType", 8, 4), (exits, 8, 4)]),
+        ({"graphs": True}, [], [("NoneType", 7, 4), (exits, 7, 4)]),
+        ({"graphs": True, "suite": "other"}, [], [("NoneType", 7, 4), (exits, 7, 4)]),
     ):
         warmed.clear()
+        widths.clear()
         spec = spec_of(engine, **({"batch": 7, "k": 4} | changes))
         engine.warm_up(spec, engine.render(spec, suite_of("a", "b")).requests)
-        assert warmed == expected, changes
+        assert (widths, warmed) == (forwards, decoded), changes

@@ -49,8 +49,8 @@ def true_speedup(made) -> float:
     return figures(made).acceptance_length * PLAIN[s.suite] / true_round(s.drafter, s.suite, s.batch, s.k)
 
 
-def grid(noise: float, shared: float = 0.0):
-    rng = np.random.default_rng(7)
+def grid(noise: float, shared: float = 0.0, seed: int = 7):
+    rng = np.random.default_rng(seed)
     return [
         timed(rng, noise, shared, drafter=drafter, suite=suite, batch=batch, k=k)
         for suite in PLAIN
@@ -87,6 +87,12 @@ def test_a_slow_spell_that_both_passes_met_changes_nothing():
     assert found is not None
     assert found.noise == pytest.approx(0.02 * math.sqrt(2), rel=0.25)
     assert off(found.speedups, spells) < 0.02
+
+
+def test_the_noise_is_not_flattered_by_what_the_curves_take_up():
+    found = [pooled(grid(0.05, seed=seed)) for seed in range(12)]
+    mean = np.sqrt(np.mean([f.noise**2 for f in found if f is not None]))
+    assert mean == pytest.approx(0.05 * math.sqrt(2), rel=0.05)
 
 
 def test_too_few_cells_are_not_pooled():

@@ -57,11 +57,11 @@ class Costs:
 
     def __init__(self, probes: Sequence[Probe]) -> None:
         by_place: dict[Place, dict[int, Probe]] = {}
-        self._verified_on: dict[tuple[str, int], str] = {}  # by suite and batch: the suite that was timed
+        self._verified_on: dict[tuple[str, int], str] = {}  # by suite and batch: the suite timed in its place
         for p in probes:
             by_place.setdefault((p.drafter, p.suite, p.batch), {})[p.k] = p
             if p.drafter is None:
-                self._verified_on |= {(suite, p.batch): p.suite for suite in (p.suite, *p.suites)}
+                self._verified_on |= {(suite, p.batch): p.suite for suite in p.suites}
         self._curves = {place: _curves(own) for place, own in by_place.items() if 0 in own}
         self._probed_on = {(name, batch): suite for name, suite, batch in self._curves if name is not None}
         self._draw_together()
