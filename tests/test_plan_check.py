@@ -13,6 +13,7 @@ from spectune.reporting.plan_check import check, page, perfect_loss
 from spectune.speedup.run import load_run
 from spectune.sweeping.fast_plan import Prediction
 from spectune.sweeping.fast_sweep import FastRecord
+from spectune.sweeping.figures import figures
 
 END = "2026-01-01T00:00:10+00:00"  # ten seconds after the beginning
 SPEEDUPS = {("code", 1): {2: 1.5, 4: 2.0, 8: 1.9}, ("code", 4): {2: 0.9, 4: 0.8, 8: 0.7}}
@@ -51,9 +52,19 @@ def test_a_choice_is_worth_what_the_grid_measured_there_and_off_is_a_choice(tmp_
     text = page(found, fast, full)
     assert "acceptance lengths alone are off by 16.7% and 33.3%" in text
     assert "2 of 6 cells" in text
-    assert "(41.7%)" in text
+    assert "(41.7%; 41.7% had each" in text
     assert "within 3% of the grid's best in 1 of 2 places, the worst 5." in text
     assert "| code | 4 | OFF | 1.00 | OFF | 1.00 | 0.0% |" in text
+
+
+def test_a_machine_that_was_slower_in_the_fast_run_is_left_out_of_its_share_of_the_time(tmp_path):
+    full = grid()
+    slow = [c.model_copy(update={"finished_at": "2026-01-01T00:00:20+00:00"}) for c in full[:2]]
+    probes = (probe(None, 1, 0, 0.01).model_copy(update={"cost_seconds": 8.0}),)
+    fast, whole = load_run(write_run(tmp_path / "fast", slow)), load_run(write_run(tmp_path / "full", full))
+    found = check(fast, whole, FastRecord(grid_cells=6, probes=probes))
+    assert found.share_at_one_pace == pytest.approx((48 / 60) * (20 / 40))
+    assert "(80.0%; 40.0% had each of its cells taken as long as in the grid)" in page(found, fast, whole)
 
 
 def test_its_own_noise_may_mislead_the_fast_plan_and_costs_what_the_grid_says(tmp_path):
@@ -98,3 +109,21 @@ def test_the_choice_is_judged_on_pooled_costs_too_and_both_are_told(tmp_path):
     assert f"would lose {found.perfect_loss:.1%} on average" in text
     assert f"off by {0.6745 * found.steady.noise:.1%} in the median and {1.6449 * found.steady.noise:.1%} at" in text
     assert np.isclose(found.steady.noise, 0.113, rtol=0.25)
+
+
+def test_the_grid_s_own_largest_measurements_are_judged_on_pooled_costs_beside_it(tmp_path):
+    noisy = [c.model_copy(update={"finished_at": END}) for c in test_pooled.grid(0.08)]
+    full = load_run(write_run(tmp_path / "full", noisy))
+    fast = load_run(write_run(tmp_path / "fast", noisy[:1]))
+    found = check(fast, full, FastRecord(grid_cells=len(noisy)))
+    place = [c for c in noisy if (c.spec.suite, c.spec.batch) == ("code", 1)]
+    largest = max(place, key=lambda c: figures(c).speedup)
+    one = next(c for c in found.full_pooled.choices if (c.suite, c.batch) == ("code", 1))
+    assert one.chosen == largest.spec
+    assert one.value == found.steady.speedups[largest.key]
+    assert max(found.full_pooled.losses) > 0.03
+    within = sum(loss <= 0.03 for loss in found.full_pooled.losses)
+    told = f"What the whole grid measured as fastest lies, judged alike, within 3% of the grid's best in {within} of"
+    assert f"{told} {len(found.full_pooled.losses)} places, the worst {max(found.full_pooled.losses):.1%}" in page(
+        found, fast, full
+    )

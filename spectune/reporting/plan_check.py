@@ -4,7 +4,8 @@
 
 Per suite and batch: what the fast plan's cells make the best choice, what that choice is worth in the grid, and the
 grid's own best. The latter is the largest of many noisy numbers, so even a perfect choice loses against it. How much
-is told, and so is what the choice loses once the grid's costs are pooled (`speedup.pooled`).
+is told, and so is what the choice loses once the grid's costs are pooled (`speedup.pooled`), beside what the grid's own
+largest measurements lose then.
 """
 
 from __future__ import annotations
@@ -64,8 +65,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Seconds of measuring, warm-up included. The last three are None where the grid is too small to be pooled.
+    """Seconds of measuring, warm-up included. The last four are None where the grid is too small to be pooled.
 
+    `share_at_one_pace` is the fast plan's share of the time, had the machine been as quick in it as in the grid.
+    `full_pooled` is `pooled` of the grid itself, whose choice is its own largest measurement.
     `perfect_loss` is what the choice of the best cell itself loses on average against the largest of equally noisy
     measurements.
     """
@@ -73,10 +76,12 @@ class Check:
     measured: Verdict
     fast_seconds: float
     full_seconds: float
+    share_at_one_pace: float
     fast_cells: int
     full_cells: int
     length_errors: tuple[float, ...]  # of the predicted acceptance lengths of the cells left out
     pooled: Verdict | None = None
+    full_pooled: Verdict | None = None
     steady: Pooled | None = None
     perfect_loss: float | None = None
 
@@ -87,10 +92,15 @@ def check(fast: Run, full: Run, record: FastRecord) -> Check:
     missing = [cell.key for cell in fast.cells if cell.key not in truth]
     if missing:
         raise UsageError(f"the full grid lacks {len(missing)} cells of the fast plan", "sweep both with equal options")
+    in_grid = {cell.key: _seconds(cell) for cell in full.cells}
+    in_fast = sum(map(_seconds, fast.cells))
+    fast_seconds = in_fast + sum(p.cost_seconds for p in record.probes)
+    full_seconds = sum(in_grid.values())
     found = Check(
         _verdict(fast, full, record, truth),
-        sum(map(_seconds, fast.cells)) + sum(p.cost_seconds for p in record.probes),
-        sum(map(_seconds, full.cells)),
+        fast_seconds,
+        full_seconds,
+        fast_seconds / full_seconds * sum(in_grid[cell.key] for cell in fast.cells) / in_fast,
         len(fast.cells),
         len(full.cells),
         _length_errors(record, full, {cell.key for cell in fast.cells}),
@@ -103,6 +113,7 @@ def check(fast: Run, full: Run, record: FastRecord) -> Check:
     return replace(
         found,
         pooled=_verdict(fast, full, record, steady.speedups),
+        full_pooled=_verdict(full, full, record, steady.speedups),
         steady=steady,
         perfect_loss=float(np.mean([perfect_loss(own, steady.noise) for own in rivals if own])),
     )
@@ -170,8 +181,8 @@ def page(found: Check, fast: Run, full: Run) -> str:
     share = found.fast_seconds / found.full_seconds
     said = (
         f"The fast plan measured {found.fast_cells} of {found.full_cells} cells and some timed rounds in "
-        f"{found.fast_seconds / 60:.1f} of the grid's {found.full_seconds / 60:.1f} minutes ({share:.1%}). "
-        + _said(found.measured)
+        f"{found.fast_seconds / 60:.1f} of the grid's {found.full_seconds / 60:.1f} minutes ({share:.1%}; "
+        f"{found.share_at_one_pace:.1%} had each of its cells taken as long as in the grid). " + _said(found.measured)
     )
     if found.length_errors:
         median, p90 = np.percentile(found.length_errors, [50, 90])
@@ -181,7 +192,7 @@ def page(found: Check, fast: Run, full: Run) -> str:
         f"{full.info.spectune_version}; the fast run: {fast.info.created_at[:10]}. `make grid` measures both again."
     )
     parts = ["# The fast plan against the full grid", said, where, "## As measured", _table(found.measured)]
-    if found.steady and found.pooled and found.perfect_loss is not None:
+    if found.steady and found.pooled and found.full_pooled and found.perfect_loss is not None:
         noise = found.steady.noise
         noisy = (
             f"The machine is not steady: what a round costs in plain steps of the same cell spreads by {noise:.1%} "
@@ -190,7 +201,8 @@ def page(found: Check, fast: Run, full: Run) -> str:
             f"without any error would seem off by {_typical_error(noise, 0.5):.1%} in the median and "
             f"{_typical_error(noise, 0.9):.1%} at the 90th percentile. So here the grid's costs are pooled: each "
             f"cell keeps its own acceptance length, counted over all rounds; what its round costs comes from a curve "
-            f"fitted to all cells of its batch. " + _said(found.pooled)
+            f"fitted to all cells of its batch. {_said(found.pooled)} What the whole grid measured as "
+            f"fastest lies, judged alike, {_near(found.full_pooled)}."
         )
         parts += ["## With the costs pooled", noisy, _table(found.pooled)]
     return "\n\n".join(parts) + "\n"
@@ -201,12 +213,14 @@ def _typical_error(noise: float, share: float) -> float:
     return NormalDist(0, noise).inv_cdf((1 + share) / 2) if noise else 0.0
 
 
-def _said(verdict: Verdict) -> str:
+def _near(verdict: Verdict) -> str:
     losses = verdict.losses
-    said = (
-        f"Its choice lies within {NEAR:.0%} of the grid's best in {sum(loss <= NEAR for loss in losses)} of "
-        f"{len(losses)} places, the worst {max(losses):.1%} below it."
-    )
+    places = f"{sum(loss <= NEAR for loss in losses)} of {len(losses)} places"
+    return f"within {NEAR:.0%} of the grid's best in {places}, the worst {max(losses):.1%} below it"
+
+
+def _said(verdict: Verdict) -> str:
+    said = f"Its choice lies {_near(verdict)}."
     if verdict.errors:
         median, p90 = np.percentile(verdict.errors, [50, 90])
         said += (
