@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import threading
+import time
 
 import pytest
 from fake_engine import FakeEngine
@@ -23,8 +27,9 @@ from spectune.sweeping.fast_plan import (
     probed_ks,
     survey,
 )
+from spectune.sweeping.rundir import RunDirectory
 from spectune.sweeping.session import run
-from spectune.sweeping.summary import closing
+from spectune.sweeping.summary import as_json, closing
 from spectune.sweeping.sweep import Interrupted
 
 KS, BATCHES, SUITES = range(1, 9), (1, 2, 4, 8), ("code", "math")
@@ -296,6 +301,226 @@ def test_an_interrupted_fast_sweep_goes_on_without_timing_again(tmp_path, option
     before = len(calls)
     run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r", resume=True)
     assert len(calls) == before
+
+
+def write_suites(tmp_path, **limits):
+    paths = []
+    for name, limit in limits.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(
+            "".join(json.dumps({"prompt": f"{name} {n}", "max_new_tokens": limit}) + "\n" for n in range(4))
+        )
+        paths.append(str(path))
+    return tuple(paths)
+
+
+def record_of(folder):
+    return json.loads((folder / "fast.json").read_text())
+
+
+def timed(engine):
+    return [key for what, key in engine.log if what == "time_rounds"]
+
+
+def test_a_resume_with_another_suite_predicts_it_and_times_no_round_again(tmp_path, options):  # noqa: F811
+    one, other = write_suites(tmp_path, one=40, other=40)
+    run(options(**BIG, suites=(one,)), engine=FakeEngine(), output=tmp_path / "r")
+    before = record_of(tmp_path / "r")
+    engine = FakeEngine()
+    run(options(**BIG, suites=(one, other)), engine=engine, output=tmp_path / "r", resume=True)
+    after = record_of(tmp_path / "r")
+    assert not timed(engine)
+    assert (before["grid_cells"], after["grid_cells"]) == (72, 144)
+    assert (len(before["predictions"]), len(after["predictions"])) == (72, 144)
+    assert {tuple(p["suites"]) for p in after["probes"] if p["drafter"] is None} == {("other",)}
+    assert {tuple(p["suites"]) for p in after["probes"] if p["drafter"]} == {()}
+
+
+def test_a_resume_with_larger_k_times_all_rounds_of_each_place_anew(tmp_path, options):  # noqa: F811
+    small = options(**(BIG | {"ks": tuple(range(1, 6))}))
+    run(small, engine=FakeEngine(), output=tmp_path / "r")
+    assert {p["k"] for p in record_of(tmp_path / "r")["probes"]} == {0, 1, 2, 4, 5}
+    engine = FakeEngine()
+    run(options(**(BIG | {"ks": tuple(range(1, 17))})), engine=engine, output=tmp_path / "r", resume=True)
+    assert len(timed(engine)) == 3 * 4  # batches; three drafters and verification
+    after = record_of(tmp_path / "r")["probes"]
+    assert {p["k"] for p in after} == {0, 1, 6, 11, 16}
+    assert len(after) == 5 * 3 * 4
+
+
+def test_what_does_not_fit_is_neither_predicted_nor_chosen(tmp_path, options, monkeypatch):  # noqa: F811
+    def too_large(load, _):
+        large = load.drafter is not None and load.drafter.name == "large"
+        return "too large" if large and load.batch == 4 and load.context > 150 else None
+
+    monkeypatch.setattr(session, "infeasible", too_large)
+    for name, order in (("short-first", {"short": 40, "long": 200}), ("long-first", {"long": 200, "short": 40})):
+        wanted = options(**BIG, suites=write_suites(tmp_path, **order), max_new_tokens=200)
+        engine = FakeEngine()
+        outcome = run(wanted, engine=engine, output=tmp_path / name)
+        record = record_of(tmp_path / name)
+        assert len(record["predictions"]) == 144 - 8
+        # Where it does not fit on the first suite, it is timed on the next.
+        assert ("large", "short", 4) in {(p["drafter"], p["suite"], p["batch"]) for p in record["probes"]}
+        assert not outcome.failures
+
+
+def test_a_drafter_whose_output_is_wrong_is_not_predicted_from_it(tmp_path, options):  # noqa: F811
+    class Wrong(FakeEngine):
+        def run_pass(self, spec, requests, **more):
+            self.vary = spec.drafter == "large"
+            return super().run_pass(spec, requests, **more)
+
+    run(options(**BIG), engine=Wrong(), output=tmp_path / "r")
+    results = RunDirectory(tmp_path / "r").results()
+    assert {r.spec.drafter for r in results if r.output_check and r.output_check.verdict == "different"} == {"large"}
+    assert len([r for r in results if r.spec.drafter == "large"]) == 1
+    assert len(record_of(tmp_path / "r")["predictions"]) == 48
+
+
+def test_a_cell_of_the_survey_that_fails_is_tried_once_and_the_outcome_counts_what_was_measured(tmp_path, options):  # noqa: F811
+    engine = FakeEngine(failures=lambda s: ValueError("no") if s.drafter == "large" else None)
+    outcome = run(options(**BIG), engine=engine, output=tmp_path / "r")
+    (bad,) = [f.key for f in outcome.failures]
+    assert engine.log.count(("warm_up", bad)) == 1
+    assert f"fast plan: {len(outcome.results)} of 72 cells measured" in closing(outcome)
+    again = FakeEngine()
+    run(options(**BIG), engine=again, output=tmp_path / "r", resume=True)
+    assert ("speculative", bad) in again.log
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "sigterm"])
+def test_rounds_that_were_timed_before_an_interruption_are_kept(tmp_path, options, monkeypatch, how):  # noqa: F811
+    original, seen = fast_sweep._probe, []
+
+    def third(sweep, place, ks):
+        seen.append(place)
+        if len(seen) == 3:
+            if how == "ctrl-c":
+                raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        return original(sweep, place, ks)
+
+    monkeypatch.setattr(fast_sweep, "_probe", third)
+    with pytest.raises(Interrupted, match="3 of 3 cells are finished"):
+        run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r")
+    assert len(record_of(tmp_path / "r")["probes"]) == 2 * 5
+    engine = FakeEngine()
+    run(options(**BIG), engine=engine, output=tmp_path / "r", resume=True)
+    assert len(timed(engine)) == 3 * 4 - 2
+
+
+def test_rounds_are_timed_once_the_survey_is_complete_even_if_another_process_held_a_cell_of_it(
+    tmp_path,
+    options,  # noqa: F811
+    monkeypatch,
+):
+    monkeypatch.setattr(fast_sweep, "_POLL_SECONDS", 0.05)
+    first = run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r", dry_run=True).plan
+    directory = RunDirectory(tmp_path / "r")
+    held, done = threading.Event(), threading.Event()
+
+    def other():
+        with directory.claim(first[1].key) as ours:
+            assert ours
+            held.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert held.wait(20)
+    threading.Timer(0.5, done.set).start()  # it dies without a result
+    engine = FakeEngine()
+    outcome = run(options(**BIG), engine=engine, output=tmp_path / "r")
+    thread.join()
+    names = [what for what, _ in engine.log]
+    assert engine.log.index(("speculative", first[1].key)) < names.index("time_rounds")
+    assert not outcome.elsewhere
+    assert len(record_of(tmp_path / "r")["predictions"]) == 72
+
+
+def test_processes_that_share_a_run_time_its_rounds_once(tmp_path, options):  # noqa: F811
+    engines = [FakeEngine(pass_seconds=0.002), FakeEngine(pass_seconds=0.002)]
+    threads = [
+        threading.Thread(
+            target=run, args=(options(**BIG),), kwargs={"engine": e, "output": tmp_path / "r", "resume": True}
+        )
+        for e in engines
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(len(timed(e)) for e in engines) == [0, 12]
+    measured = [key for e in engines for what, key in e.log if what == "speculative"]
+    assert set(measured) == {r.key for r in RunDirectory(tmp_path / "r").results()}
+
+
+def test_a_dry_run_tells_the_memory_of_the_largest_cell_and_that_more_will_follow(tmp_path, options):  # noqa: F811
+    found = [
+        as_json(
+            run(
+                options(**(BIG | {"batches": (1, 2, 64)}), plan=plan),
+                engine=FakeEngine(),
+                output=tmp_path / plan,
+                dry_run=True,
+            )
+        )
+        for plan in ("fast", "full")
+    ]
+    assert found[0]["kv_bytes"] == found[1]["kv_bytes"]
+    assert "of 72 first" in found[0]["fast"]
+    assert found[1]["fast"] is None
+
+
+def test_json_of_a_fast_sweep_says_what_it_came_to(tmp_path, options):  # noqa: F811
+    outcome = run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r")
+    assert f"fast plan: {len(outcome.results)} of 72 cells measured" in as_json(outcome)["fast"]
+
+
+def test_the_best_drafter_of_all_has_its_best_k_measured_at_every_batch():
+    grid = [
+        spec(drafter=d, suite=suite, batch=b, k=k)
+        for suite in ("code", "math")
+        for b in (1, 8)
+        for d in ("whole", "other")
+        for k in (1, 4)
+    ]
+    speeds = {
+        ("whole", 4, 1): 3.0,
+        ("whole", 1, 1): 1.0,
+        ("whole", 4, 8): 0.9,
+        ("whole", 1, 8): 1.2,
+        ("other", 4, 8): 1.3,
+    }
+    exact = {
+        s.key: Prediction(key=s.key, acceptance_length=1, speedup=speeds.get((s.drafter, s.k, s.batch), 0.5))
+        for s in grid
+    }
+    chosen = choose(grid, exact, ()).promising
+    assert {s.suite for s in chosen if (s.drafter, s.k, s.batch) == ("whole", 1, 8)} == {"code", "math"}
+    assert not [s for s in chosen if (s.drafter, s.k, s.batch) == ("other", 1, 1)]
+
+
+def test_loops_at_rest_do_not_take_the_place_of_the_best_draft_where_none_pays():
+    grid = [spec(drafter=d, k=k) for d in ("a", "b", "c") for k in (0, 2, 4)]
+    speeds = {0: {"a": 0.97, "b": 0.99, "c": 0.98}, 2: {"a": 0.9, "b": 0.7, "c": 0.6}}
+    exact = {
+        s.key: Prediction(key=s.key, acceptance_length=1, speedup=speeds.get(s.k, {}).get(s.drafter, 0.5)) for s in grid
+    }
+    assert {(s.drafter, s.k) for s in choose(grid, exact, ()).promising} == {("a", 2), ("a", 0)}
+
+
+def test_synthetic_rates_of_positions_are_cut_at_a_smaller_k():
+    rates = (0.9, 0.5, 0.1)
+    grid = tuple(spec(drafter="good", suite="code", batch=1, k=k, synthetic=rates[:k]) for k in (1, 2, 3))
+    counts = {0: 100, 1: 450, 2: 405, 3: 45}
+    rounds = tuple(RoundCount(drafted=3, accepted=a, count=n) for a, n in counts.items())
+    cells = [cell(drafter="good", suite="code", batch=1, k=3, rounds=rounds, synthetic=rates)]
+    places = [s for s in GRID if (s.suite, s.batch, s.drafter) == ("code", 1, "good")]
+    found = predict(grid, cells, probes(places))
+    assert [found[s.key].acceptance_length for s in grid] == pytest.approx([1.9, 2.35, 2.395], abs=0.005)
 
 
 def test_the_full_plan_measures_all(tmp_path, options):  # noqa: F811

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 from conftest import save_tiny
@@ -193,3 +194,66 @@ def test_without_recordings_what_is_warm_is_not_warmed_again(engine, monkeypatch
         spec = spec_of(engine, **({"batch": 7, "k": 4} | changes))
         engine.warm_up(spec, engine.render(spec, suite_of("a", "b")).requests)
         assert (widths, warmed) == (forwards, decoded), changes
+
+
+def test_release_drops_the_recordings_of_a_pass_that_failed(engine):
+    spec = spec_of(engine, graphs=True, drafter="early-exit:1")
+    requests = engine.render(spec, suite_of("a", "b", "c")).requests
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    def attempt():
+        decoder = engine._decoder(spec, speculative=True)
+        decoder.on_round = fail
+        with pytest.raises(RuntimeError, match="out of memory"):
+            decoder.decode(requests, 3)
+
+    attempt()
+    stores = [weakref.ref(s) for s in engine._recordings[1]._stores.values()]
+    assert stores
+    engine.release()
+    gc.collect()
+    assert [ref() for ref in stores] == [None] * len(stores)
+
+
+def test_recordings_of_the_cell_before_are_freed_at_once(engine):
+    gc.collect()
+    gc.disable()  # what is only in a cycle stays
+    try:
+        recorded_pass(engine)
+        old = weakref.ref(engine._recordings[1])
+        recorded_pass(engine, k=3)
+        assert old() is None
+    finally:
+        gc.enable()
+        engine.release()
+
+
+def test_a_warm_up_that_failed_is_made_again(engine, monkeypatch):
+    calls, steps = [], Decoder.steps
+
+    def failing(self, *arguments, **options):
+        calls.append(self.drafter is not None)
+        if len(calls) == 2:
+            raise RuntimeError("once")
+        return steps(self, *arguments, **options)
+
+    monkeypatch.setattr(Decoder, "steps", failing)
+    spec = spec_of(engine, batch=9, k=4)
+    requests = engine.render(spec, suite_of("a", "b")).requests
+    with pytest.raises(RuntimeError, match="once"):
+        engine.warm_up(spec, requests)
+    calls.clear()
+    engine.warm_up(spec, requests)
+    assert calls == [True]  # plain decoding was warm
+
+
+def test_a_warm_up_drafts_even_where_the_first_token_ends_a_row(engine, monkeypatch):
+    monkeypatch.setattr(engine, "loaded", replace(engine.loaded, stop_ids=frozenset(range(128))))
+    drafter, asked = engine.built("early-exit:1").drafter, []
+    propose = drafter.propose
+    monkeypatch.setattr(drafter, "propose", lambda r: asked.append(1) or propose(r))
+    spec = spec_of(engine, batch=10, k=4)
+    engine.warm_up(spec, engine.render(spec, suite_of("a", "b")).requests)
+    assert asked

@@ -119,6 +119,38 @@ def test_the_objective_takes_the_smallest_k_within_one_percent(tuned):
     assert sorted(c.config.k for c in answer.flat) == [4, 6, 8]
 
 
+def slowed(measured, factor):
+    """A cell as a machine would have measured it that was slower by this factor all along."""
+
+    def slow(request):
+        return request.model_copy(
+            update={name: factor * getattr(request, name) for name in ("full_seconds", "decode_seconds")}
+        )
+
+    passes = tuple(p.model_copy(update={"requests": tuple(map(slow, p.requests))}) for p in measured.passes)
+    return measured.model_copy(update={"passes": passes})
+
+
+def test_a_cell_that_was_measured_in_a_slow_spell_is_not_beaten_for_it(tuned):
+    cells = [slowed(cell(k=2, speedup=1.2, noise=0.1), 1.3), cell(k=8, speedup=1.05, noise=0.1)]
+    answer = tuned(cells).answers[0]
+    assert answer.choice.config.k == 2
+    off = next(c for c in answer.ranking if c.config is None)
+    assert answer.choice.value.value / off.value.value == pytest.approx(answer.gain.value)
+    # Equal tokens at both paces.
+    assert off.value.value == pytest.approx(2 / (STEP + 1.3 * STEP))
+
+
+def test_goodput_of_a_slow_cell_is_held_against_plain_decoding_of_the_others(tuned):
+    cells = [slowed(cell(k=2, speedup=2.0, noise=0.1), 1.3), cell(k=8, speedup=0.8, noise=0.1)]
+    # Plain decoding takes 13 ms in the one and 10 ms in the other.
+    answer = tuned(cells, objective="goodput", slo=ServiceLevel(tpot=0.0115)).answers[0]
+    assert answer.choice.config.k == 2
+    assert answer.gain.reason is None
+    off = next(c for c in answer.ranking if c.config is None)
+    assert answer.gain.value == pytest.approx(answer.choice.value.value / off.value.value) == pytest.approx(4, rel=0.01)
+
+
 def test_each_suite_has_its_own_answer_beside_the_mix(tuned):
     found = tuned(suites(code=3.0, chat=0.5), mix={"code": 0.9, "chat": 0.1})
     assert [(a.workload, a.choice.config is None) for a in found.answers] == [
@@ -248,6 +280,17 @@ def test_regret_of_static_schedule_and_oracle(tuned):
     assert rows["off"].loss.value == pytest.approx(oracle, rel=0.01)
 
 
+def test_nothing_beats_the_oracle_however_quick_the_machine_was(tuned):
+    ratios = {(2, "code"): (2.0, 1.0), (2, "math"): (1.0, 1.0), (8, "code"): (1.99, 1.05), (8, "math"): (1.0, 1.0)}
+    found = tuned(
+        [
+            slowed(cell(k=k, suite=suite, suite_digest=suite, speedup=value, noise=0.1), pace)
+            for (k, suite), (value, pace) in ratios.items()
+        ]
+    )
+    assert all(row.loss.value >= 1 - 1e-9 for row in found.regrets)
+
+
 def test_the_oracle_may_change_the_drafter_by_suite_and_the_schedule_may_not(tuned):
     cells = []
     for drafter, speeds in {"draft": (2.0, 0.5), "ngram": (0.5, 2.0)}.items():
@@ -368,3 +411,9 @@ def test_a_throttled_or_noisy_machine_is_named(tuned):
     noisy = tuned([slow.model_copy(update={"passes": passes}), cell(k=4)])
     assert named(noisy, "noisy-machine")[0].value > 0.15
     assert not named(tuned([cell(k=2), cell(k=4)]), "noisy-machine")
+    # Other prompts are other work, at whatever rate.
+    others = tuple(
+        p.model_copy(update={"requests": tuple(r.model_copy(update={"id": f"q{r.id}"}) for r in p.requests)})
+        for p in slowed(cell(k=4), 1.5).passes
+    )
+    assert not named(tuned([cell(k=2), cell(k=4).model_copy(update={"passes": others})]), "noisy-machine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spectune.speedup.shorter import length_at
+from spectune.speedup.shorter import cut_length_at, length_at
 
 TOKENS = 100_000
 
@@ -80,3 +81,17 @@ def test_rounds_that_drafted_less_stay_what_they_are():
 def test_lengths_lie_between_one_and_k_plus_one(found, k):
     counts = Counter({(max(d, a), min(d, a)): n for (d, a), n in found.items()})
     assert 1 <= length_at(counts, k) <= k + 1 + 1e-9
+
+
+@given(st.lists(st.floats(0.01, 0.99), min_size=2, max_size=6))
+def test_rounds_whose_positions_have_rates_of_their_own_are_cut(rates):
+    """Counts in proportion to the chances; 1 + Σ Π rates is exact at every K."""
+    counts: Counter = Counter()
+    reached = 1.0
+    for position, rate in enumerate(rates):
+        counts[len(rates), position] += reached * (1 - rate)
+        reached *= rate
+    counts[len(rates), len(rates)] += reached
+    for k in range(1, len(rates) + 1):
+        expected = 1 + sum(math.prod(rates[: i + 1]) for i in range(k))
+        assert cut_length_at(counts, k) == pytest.approx(expected)

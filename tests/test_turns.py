@@ -81,6 +81,20 @@ def test_a_prefill_that_was_taken_over_counts_as_long_as_it_took(engine, monkeyp
     assert elapsed < sum(done.wall_seconds for done in pair) - 0.5
 
 
+def test_a_prefill_is_kept_by_neither_decoder_once_it_was_taken_over(engine):
+    requests = engine.render(spec_of(engine), suite_of("a", "b")).requests
+    pair = [
+        Decoder(engine.loaded.model, drafter, DecodeSettings(KSchedule.constant(2), "greedy"), StopRule(frozenset()))
+        for drafter in (None, Reading((1,)))
+    ]
+    pair[0].peer, pair[1].peer = pair[1], pair[0]
+    walks = [decoder.steps(requests, 2) for decoder in pair]
+    next(walks[0])
+    assert all(slot.prefill is not None for slot in pair[0].slots)
+    next(walks[1])
+    assert [slot.prefill for decoder in pair for slot in decoder.slots] == [None] * 4
+
+
 def test_states_of_other_layers_are_not_taken_over(engine):
     """Two drafters that read other layers of the target decode in turns what they decode alone."""
     requests = engine.render(spec_of(engine), suite_of("a", "b", "c")).requests

@@ -92,6 +92,14 @@ def test_rounds_without_a_draft_lower_the_acceptance_length():
     assert length_draws([cell(rounds=half)], 4, 10)[0] == pytest.approx(expected)
 
 
+def test_forced_rounds_are_cut_at_a_smaller_k():
+    rates = (0.9, 0.5, 0.1)
+    counts = {0: 100, 1: 450, 2: 405, 3: 45}
+    rounds = tuple(RoundCount(drafted=3, accepted=a, count=n) for a, n in counts.items())
+    found = length_draws([cell(k=3, rounds=rounds, synthetic=rates)], 3, 10)
+    assert found[0] == pytest.approx([1.9, 2.35, 2.395])
+
+
 def test_here_the_prediction_follows_the_cost_model_where_nothing_was_measured(loaded):
     (found,) = what_if(*loaded, [3, 5], [3, 6]).predictions
     for row in found.rows:

@@ -248,12 +248,13 @@ class Decoder:
         started = self._now()
         index = len(self.slots)
         prompt = list(request.token_ids)
-        prefill = self._borrow(request, index) or self._prefill(prompt, index)
+        borrowed = self._borrow(request, index)
+        prefill = borrowed or self._prefill(prompt, index)
         self.history.reset(index, prompt)
         row = Row(prompt, request.seed)
         token = self._choose_first(prefill.logits, row, index)
         slot = Slot(row, request, generation, self._limit(request), started)
-        if self.peer:
+        if self.peer and borrowed is None:
             slot.prefill = prefill
         slot.first_token_at = self._now()
         generation.ttft_seconds = slot.first_token_at - started

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -62,6 +62,7 @@ class Verifier:
     def _recorded(self, graphs: Graphs, newest: Tensor, draft: Draft, round_: Round) -> Verified:
         tree, fixed = draft.tree, _padded(draft, round_.nodes)
         levels = None if tree is None else tree.levels
+        alone = replace(self, graphs=None)  # recordings that held themselves would outlive their cell
 
         def verify(given: dict[str, Any]) -> dict[str, Any]:
             inside = round_.on(given)
@@ -69,11 +70,11 @@ class Verifier:
             shape = None if tree is None else TokenTree(given["parents"], levels, draft.breadths)
             drafted = Draft(given["tokens"], given["counts"], given["q"], draft.steps, shape, draft.siblings)
             tail = None if shape is None else Tail(starts, shape.depths, shape.ancestors)
-            step = Step(0, starts, 1 + drafted.tokens.shape[1], newest.device, tail, self.store.capacity)
-            verified = self._verify(given["newest"], drafted, inside, step)
+            step = Step(0, starts, 1 + drafted.tokens.shape[1], newest.device, tail, alone.store.capacity)
+            verified = alone._verify(given["newest"], drafted, inside, step)
             if shape is not None:
                 # Where the host cuts a row's path short, the row has ended and its cache is never read again.
-                self.store.compact_all(starts, verified.path, verified.summary[:, 2].contiguous())
+                alone.store.compact_all(starts, verified.path, verified.summary[:, 2].contiguous())
             return verified._asdict()
 
         if tree is not None:

@@ -14,7 +14,7 @@ import torch
 
 from spectune.decoding.cache import KVStore, Step
 from spectune.decoding.decoder import Decoder, DecodeSettings, Run
-from spectune.decoding.drafter import Drafter
+from spectune.decoding.drafter import Drafter, Recordable
 from spectune.decoding.drafters import BuiltDrafter, build_drafter
 from spectune.decoding.generation import Generation, RoundTrace
 from spectune.decoding.graphs import Graphs
@@ -148,9 +148,11 @@ class NativeEngine:
         with torch.inference_mode():
             store = KVStore(spec.batch, spec.k + 1)
             for width in range(1, spec.k + 2):
-                if self._is_cold("target", spec.batch, width):
+                shape = ("target", spec.batch, width)
+                if shape not in self._warm:
                     ids = torch.zeros(spec.batch, width, dtype=torch.long, device=self.device)
                     self.loaded.model.forward(ids, Step(0, (0,) * spec.batch, width, self.device), store)
+                    self._warm.add(shape)
         begin = -_CPU_WARM_PROMPT if self.device.type == "cpu" and not spec.graphs else 0
         short = [
             Request(r.id, r.token_ids[begin:], min(r.max_new_tokens, 2 * spec.k + 3), r.seed)
@@ -159,15 +161,11 @@ class NativeEngine:
         # Recordings are a cell's own, so with them both modes warm up every time.
         shapes = {False: ("plain", spec.batch, 0), True: (f"draft {spec.drafter}", spec.batch, spec.k)}
         for speculative, shape in shapes.items():
-            if self._is_cold(*shape) or spec.graphs:
-                self._decoder(spec, speculative=speculative).decode(short, spec.batch, room=_room(requests))
-
-    def _is_cold(self, name: str, batch: int, width: int) -> bool:
-        """Whether this is the first time that such a shape is computed."""
-        shape = (name, batch, width)
-        cold = shape not in self._warm
-        self._warm.add(shape)
-        return cold
+            if shape not in self._warm or spec.graphs:
+                decoder = self._decoder(spec, speculative=speculative)
+                decoder.stop = StopRule(frozenset())  # a row that ends at once would leave the drafter cold
+                decoder.decode(short, spec.batch, room=_room(requests))
+                self._warm.add(shape)
 
     def run_pass(
         self,
@@ -277,6 +275,9 @@ class NativeEngine:
     def release(self) -> None:
         self._recordings = None
         for built in self._drafters.values():
+            # A pass that failed has left its recordings with the drafter, and their buffers with them.
+            if isinstance(built.drafter, Recordable):
+                built.drafter.record_with(None)
             built.drafter.start(0, 0)
         gc.collect()
         if torch.cuda.is_available():

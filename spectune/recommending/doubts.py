@@ -118,20 +118,21 @@ def _throttled(profiles: Sequence[Profile]) -> Iterator[Finding]:
 
 
 def _noise(profiles: Sequence[Profile]) -> Iterator[Finding]:
-    """Plain decoding of one suite at one batch is the same work in every cell and repeat."""
-    groups: dict[tuple[str, int], list[float]] = {}
+    """Plain decoding of the same prompts at one batch is the same work in every cell and repeat."""
+    groups: dict[tuple[str, int, frozenset[str]], list[float]] = {}
     for p in profiles:
         full = has_full_rounds(p.cell)
         for done in p.cell.passes:
             rate = decode_rate([done], p.spec.batch, full=full) if done.mode == "plain" else None
             if rate is not None:
-                groups.setdefault((p.spec.suite, p.spec.batch), []).append(rate)
+                prompts = frozenset(r.prompt_id for r in done.requests)  # --precision takes them in portions
+                groups.setdefault((p.spec.suite, p.spec.batch, prompts), []).append(rate)
     spreads = {place: float(np.std(rates) / np.mean(rates)) for place, rates in groups.items() if len(rates) > 1}
     if spreads:
-        (suite, batch), spread = max(spreads.items(), key=lambda item: item[1])
+        most, spread = max(spreads.items(), key=lambda item: item[1])
         if spread > NOISY:
             text = (
                 f"plain decoding, the same work each time, varies by {spread:.0%} (standard deviation) between "
-                f"{len(groups[suite, batch])} passes: keep the machine free and use more repeats"
+                f"{len(groups[most])} passes: keep the machine free and use more repeats"
             )
-            yield Finding("noisy-machine", f"{suite}, batch {batch}", "relative spread", spread, NOISY, text)
+            yield Finding("noisy-machine", f"{most[0]}, batch {most[1]}", "relative spread", spread, NOISY, text)

@@ -30,6 +30,7 @@ from spectune.speedup.uncertainty import (
     doubted,
     interval,
     over_suites,
+    scaled,
 )
 from spectune.sweeping.cell import RequestResult
 
@@ -186,7 +187,7 @@ def _batches(profiles: Sequence[Profile]) -> list[int]:
 
 
 def _way(p: Profile, slo: ServiceLevel | None) -> _Way:
-    return _Way(p.rates, p.rates if slo is None else cell_rates(p.cell, counts=slo.met_by))
+    return _Way(p.rates, p.rates if slo is None else scaled(cell_rates(p.cell, counts=slo.met_by), p.pace))
 
 
 def _plain_way(
@@ -260,8 +261,8 @@ def _candidate(
     value = (way.counted.speculative or 0.0) * scale
     draws = None if way.counted.speculative_draws is None else way.counted.speculative_draws * scale
     reference, reference_draws = (best[0].value.value, best[1]) if best else (0.0, None)
-    if best is not None and best[0].batch == batch:  # its own plain passes are paired with it
-        reference = (way.counted.plain or 0.0) * scale
+    if best is not None and best[0].batch == batch and way.counted.plain:  # its own plain passes are paired with it
+        reference = way.counted.plain * scale
         reference_draws = None if way.counted.plain_draws is None else way.counted.plain_draws * scale
     rates = _pair(way.all.speculative, way.all.speculative_draws, batch)
     gain = _gain(value, draws, reference, reference_draws, way.all)

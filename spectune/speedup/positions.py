@@ -137,8 +137,8 @@ def length_draws(cells: Sequence[CellResult], k: int, draws: int) -> Array | Non
     """Acceptance lengths at 1 … k, [1 + draws, k]: of all prompts in the first row, then of resampled ones.
 
     Counted are all rounds of the cells, undrafted ones too, so the cells should share one large K. Smaller K follow
-    from its runs (see `shorter`), beyond it the curve goes on. None where nothing was drafted, or where a curve is
-    needed and not identifiable. With one prompt there is the first row alone.
+    from its runs, or with synthetic acceptance from its rounds (see `shorter`), beyond it the curve goes on. None where
+    nothing was drafted, or where a curve is needed and not identifiable. With one prompt there is the first row alone.
     """
     requests = [r for cell in cells for r in speculative_requests(cell)]
     row = {name: i for i, name in enumerate(sorted({r.prompt_id for r in requests}))}
@@ -158,12 +158,13 @@ def length_draws(cells: Sequence[CellResult], k: int, draws: int) -> Array | Non
     if len(row) > 1:
         resampled = draw_counts(zlib.crc32(cells[0].spec.suite.encode()), len(row), draws)
         weights = np.concatenate([weights, resampled])
-    found = _ratio(weights @ tokens, weights @ rounds)  # [1 + draws, depth]
-    if k <= depth:
-        return np.asarray(found[:, :k])
     sums = weights @ kept
     joint = np.nan_to_num(_ratio(sums[:, 1:], sums[:, :1]))
-    cut = 1 + np.cumsum(joint, axis=1)
+    cut = 1 + np.cumsum(joint, axis=1)  # [1 + draws, depth]
+    forced = cells[0].spec.synthetic is not None
+    found = cut if forced else _ratio(weights @ tokens, weights @ rounds)
+    if k <= depth:
+        return np.asarray(found[:, :k])
     curve = fit_curve([CurvePoint.at(i, float(length)) for i, length in enumerate(cut[0], 1)])
     if curve is None:
         return None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import harmonic_mean
 
 from spectune.speedup.acceptance import Acceptance, cell_acceptance, miscounted, speculative_requests
 from spectune.speedup.overlap import overlap_check
 from spectune.speedup.run import Run
 from spectune.speedup.timing import Timing, cell_timing
-from spectune.speedup.uncertainty import Estimate, Rates, cell_rates, estimate
+from spectune.speedup.uncertainty import Estimate, Rates, cell_rates, estimate, scaled
 from spectune.sweeping.cell import LOSSY_RULES, CellResult, CellSpec
 
 TOLERANCE = 1.1  # a round may seem this much cheaper than a plain step
@@ -43,6 +45,7 @@ class Profile:
     timing: Timing
     rates: Rates
     speedup: Estimate
+    pace: float  # what the rates are scaled by (see `profiles`)
     excluded: str | None
     notes: tuple[str, ...]
 
@@ -56,8 +59,25 @@ class Profile:
 
 
 def profiles(run: Run) -> tuple[Profile, ...]:
-    """The profile of every finished cell, in the order of the run."""
-    return tuple(profile(cell) for cell in run.cells)
+    """The profile of every finished cell, in the order of the run.
+
+    Plain decoding of a suite at a batch is the same work in every cell. Where it was not equally quick, the machine was
+    not, and a cell's rates of both kinds are scaled to the mean pace: rates of cells that were measured at different
+    times can then be compared, and every ratio stays what it was.
+    """
+    found = [profile(cell) for cell in run.cells]
+    paces: dict[tuple[str, int], list[float]] = {}
+    for p in found:
+        if p.rates.plain and p.excluded is None:
+            paces.setdefault((p.spec.suite, p.spec.batch), []).append(p.rates.plain)
+    return tuple(_at_pace(p, paces.get((p.spec.suite, p.spec.batch))) for p in found)
+
+
+def _at_pace(p: Profile, rates: Sequence[float] | None) -> Profile:
+    if not rates or not p.rates.plain:
+        return p
+    pace = harmonic_mean(rates) / p.rates.plain
+    return replace(p, rates=scaled(p.rates, pace), pace=pace)
 
 
 def profile(cell: CellResult) -> Profile:
@@ -75,7 +95,7 @@ def profile(cell: CellResult) -> Profile:
         *_notes(counted, timed, rates),
         *((f"{rates.doubt}; keep the machine free and sweep with --repeats 3",) if rates.doubt else ()),
     )
-    return Profile(cell, counted, timed, rates, speedup, excluded, notes)
+    return Profile(cell, counted, timed, rates, speedup, 1.0, excluded, notes)
 
 
 def _lossy(spec: CellSpec) -> tuple[str, ...]:

@@ -156,6 +156,21 @@ def verdict(low: float | None, high: float | None) -> Verdict:
     return "CAN'T TELL"
 
 
+def scaled(rates: Rates, factor: float) -> Rates:
+    """All rates and their resamples times a factor."""
+
+    def times(value: float | None) -> float | None:
+        return None if value is None else factor * value
+
+    return replace(
+        rates,
+        plain=times(rates.plain),
+        speculative=times(rates.speculative),
+        plain_draws=None if rates.plain_draws is None else factor * rates.plain_draws,
+        speculative_draws=None if rates.speculative_draws is None else factor * rates.speculative_draws,
+    )
+
+
 def over_suites(parts: Sequence[Rates], weights: Sequence[float] | None = None) -> Rates:
     """Several suites at one batch as one workload: the same number of tokens of each, or `weights` as shares of them.
 

@@ -5,7 +5,8 @@
              verifying cost
     predict  every cell of the grid: tokens per round over seconds per round, against the plain step
     choose   the most promising cells of each suite and batch, all cells of the configurations that promise most over
-             a batch, a suite or the whole grid, and some other cells to check the predictions on
+             a batch, a suite or the whole grid, those of the best drafter's best K at each batch, and some other cells
+             to check the predictions on
 
 What a chain accepts at one K tells what it accepts at a smaller one (`length_at`). A tree has its nodes elsewhere at
 another K: it is surveyed at the smallest K too, and between the two its length grows with the logarithm of K.
@@ -19,7 +20,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import harmonic_mean
 
-from spectune.speedup.shorter import Counts, length_at
+from spectune.speedup.shorter import Counts, cut_length_at, length_at
 from spectune.sweeping.cell import CellResult, CellSpec, Record
 from spectune.sweeping.counts import spread
 from spectune.sweeping.drafter_names import drafts_trees
@@ -92,7 +93,7 @@ class ProbePlace:
 def probe_places(
     grid: Sequence[CellSpec], contexts: Mapping[str, float], infeasible: Container[str] = ()
 ) -> tuple[ProbePlace, ...]:
-    """At every batch each drafter on the first suite, and verification once for all suites of similar contexts.
+    """At every batch each drafter on the first suite it fits on, and verification once for suites of similar contexts.
 
     More probes of the same work would only bring their own noise along.
 
@@ -112,8 +113,7 @@ def probe_places(
             else:
                 group.append(spec)
         found += [ProbePlace(None, group[0], tuple(s.suite for s in group)) for group in groups]
-        here = [spec for spec in own if spec.suite == own[0].suite]
-        found += [ProbePlace(spec.drafter, spec) for spec in _first_of(here, lambda spec: spec.drafter)]
+        found += [ProbePlace(spec.drafter, spec) for spec in _first_of(own, lambda spec: spec.drafter)]
     return tuple(found)
 
 
@@ -157,14 +157,14 @@ def choose(grid: Sequence[CellSpec], predictions: Mapping[str, Prediction], meas
     known = set(measured)
     promising = {s.key: s for s in _static(grid, predictions)}
     for place in _places(grid):
-        here = [s for s in grid if (s.suite, s.batch) == place and s.key in predictions]
-        here.sort(key=lambda s: -predictions[s.key].speedup)
+        known_here = [s for s in grid if (s.suite, s.batch) == place and s.key in predictions]
+        here = sorted((s for s in known_here if s.k), key=lambda s: -predictions[s.key].speedup)
         if here:
             best = predictions[here[0].key].speedup
             close = [s for s in here[1:] if predictions[s.key].speedup >= (1 - CLOSE) * best]
             close.sort(key=lambda s: s.key not in promising)  # those that are measured anyway count first
             # What the best drafter costs at rest tells whether its loop may run on where drafts do not pay.
-            rest = [s for s in here if s.k == 0 and s.drafter == here[0].drafter]
+            rest = [s for s in known_here if s.k == 0 and s.drafter == here[0].drafter]
             promising |= {s.key: s for s in (here[0], *close[:MOST_CLOSE], *rest)}
     taken = known | set(promising)
     # Keys are hashes: their order is random, and the same in every process.
@@ -175,22 +175,27 @@ def choose(grid: Sequence[CellSpec], predictions: Mapping[str, Prediction], meas
 def _static(grid: Sequence[CellSpec], predictions: Mapping[str, Prediction]) -> list[CellSpec]:
     """The cells of the best single configuration of each batch, of each suite and of the whole grid.
 
-    Only what was measured at every place of a scope can be recommended for it. Suites are pooled by equal tokens and
-    batches by equal time, both times a harmonic mean of speedups (`speedup.uncertainty`).
+    And of the best K at each batch of the drafter that is best over the whole grid: its K by batch is a table of its
+    own. Only what was measured at every place of a scope can be recommended for it. Suites are pooled by equal tokens
+    and batches by equal time, both times a harmonic mean of speedups (`speedup.uncertainty`).
     """
     places = _places(s for s in grid if s.key in predictions)
-    scopes = {tuple(places)}
-    scopes |= {tuple(p for p in places if p[1] == batch) for _, batch in places}
-    scopes |= {tuple(p for p in places if p[0] == suite) for suite, _ in places}
+    batches = {tuple(p for p in places if p[1] == batch) for _, batch in places}
+    suites = {tuple(p for p in places if p[0] == suite) for suite, _ in places}
     configs: dict[tuple[str, int], dict[tuple[str, int], CellSpec]] = {}
     for spec in grid:
         if spec.k and spec.key in predictions:
             configs.setdefault((spec.drafter, spec.k), {})[spec.suite, spec.batch] = spec
-    found = []
-    for scope in scopes:
-        everywhere = [[cells[p] for p in scope] for cells in configs.values() if all(p in cells for p in scope)]
-        if everywhere:
-            found += max(everywhere, key=lambda cells: harmonic_mean([predictions[s.key].speedup for s in cells]))
+
+    def best(scope: Sequence[tuple[str, int]], drafter: str | None = None) -> list[CellSpec]:
+        own = [cells for (name, _), cells in configs.items() if drafter in (None, name)]
+        everywhere = [[cells[p] for p in scope] for cells in own if all(p in cells for p in scope)]
+        return max(everywhere, key=lambda cells: harmonic_mean([predictions[s.key].speedup for s in cells]), default=[])
+
+    overall = best(places) if places else []
+    found = [*overall, *(spec for scope in batches | suites for spec in best(scope))]
+    if overall:
+        found += (spec for scope in batches for spec in best(scope, overall[0].drafter))
     return found
 
 
@@ -227,5 +232,6 @@ def _length(known: Mapping[int, Counts], spec: CellSpec) -> float:
     if spec.k == 0:
         return 1.0
     if not drafts_trees(spec.drafter):
-        return length_at(known[max(known)], spec.k)
+        counts = known[max(known)]
+        return length_at(counts, spec.k) if spec.synthetic is None else cut_length_at(counts, spec.k)
     return between({math.log(k): length_at(counts, k) for k, counts in known.items()}, math.log(spec.k))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from spectune.engines.engine import Request
 from spectune.sweeping.atomic import write_atomically
-from spectune.sweeping.cell import CellSpec, Record
+from spectune.sweeping.cell import CellResult, CellSpec, Record
 from spectune.sweeping.fast_plan import (
     Prediction,
     ProbePlace,
@@ -26,9 +26,10 @@ from spectune.sweeping.fast_plan import (
 from spectune.sweeping.figures import figures
 from spectune.sweeping.round_costs import Probe
 from spectune.sweeping.rundir import RunDirectory
-from spectune.sweeping.sweep import Sweep
+from spectune.sweeping.sweep import Sweep, failure_message, sigterm_as_interrupt
 
 FILE = "fast.json"
+_POLL_SECONDS = 1.0  # between looks at cells that another process is measuring
 
 Extend = Callable[[Sequence[CellSpec]], None]  # make cells part of the run's plan
 
@@ -73,53 +74,93 @@ def run_fast(
 
     `contexts` are the tokens that a row of each suite has, on average.
 
-    Everything is kept in the run directory, so an interrupted plan goes on where it was.
+    Everything is kept in the run directory, so an interrupted plan goes on where it was, and several processes agree
+    on what to measure: one of them times the rounds, once the survey of all of them is complete.
     """
-    directory = sweep.directory
+    directory, listener = sweep.directory, sweep.listener
+    usable = [spec for spec in grid if spec.key not in sweep.infeasible]
+    if len(usable) < len(grid):
+        listener.note(f"{len(grid) - len(usable)} of {len(grid)} cells do not fit the device and are left out")
     extend(first)
     replace(sweep, plan=first).run()
-    record = read_record(directory.path) or FastRecord(grid_cells=len(grid))
-    record = record.model_copy(update={"probes": _probes(sweep, grid, contexts, record.probes)})
-    _write(directory, record)
-    surveyed = [r for r in directory.results() if r.key in {spec.key for spec in first}]
-    predictions = predict(grid, surveyed, record.probes)
-    chosen = choose(grid, predictions, {spec.key for spec in first})
-    record = record.model_copy(
-        update={
-            "predictions": tuple(predictions.values()),
-            "checks": tuple(spec.key for spec in chosen.checks),
-        }
-    )
-    _write(directory, record)
-    plan = (*first, *chosen.promising, *chosen.checks)
-    extend(plan)
-    replace(sweep, plan=plan).run()
+    with sigterm_as_interrupt(), directory.locked("fast"):
+        _wait(sweep, first)
+        record = read_record(directory.path) or FastRecord(grid_cells=len(grid))
+        record = _probed(sweep, grid, contexts, record.model_copy(update={"grid_cells": len(grid)}))
+        surveyed = [r for r in directory.results() if r.key in {spec.key for spec in first} and not _is_wrong(r)]
+        predictions = predict(usable, surveyed, record.probes)
+        chosen = choose(usable, predictions, {spec.key for spec in first})
+        record = record.model_copy(
+            update={
+                "predictions": tuple(predictions.values()),
+                "checks": tuple(spec.key for spec in chosen.checks),
+            }
+        )
+        _write(directory, record)
+        plan = (*first, *chosen.promising, *chosen.checks)
+        extend(plan)
+    failed = {f.key for f in directory.failures()} & {spec.key for spec in first}  # tried just now
+    replace(sweep, plan=[spec for spec in plan if spec.key not in failed]).run()
     speedups = {r.key: figures(r).speedup for r in directory.results()}
+    measured = sum(spec.key in speedups for spec in plan)
     for spec in first:
         speedups.pop(spec.key, None)
-    return FastOutcome(len(grid), len(plan), tuple(prediction_errors(predictions, speedups)))
+    return FastOutcome(len(grid), measured, tuple(prediction_errors(predictions, speedups)))
 
 
-def _probes(
-    sweep: Sweep, grid: Sequence[CellSpec], contexts: Mapping[str, float], known: Sequence[Probe]
-) -> tuple[Probe, ...]:
-    """Time the rounds that are not timed yet. A place that fails is left out: its cells are not predicted."""
-    probes = {(p.drafter, p.suite, p.batch, p.k): p for p in known}
+def _is_wrong(cell: CellResult) -> bool:
+    return cell.output_check is not None and cell.output_check.verdict == "different"
+
+
+def _wait(sweep: Sweep, plan: Sequence[CellSpec]) -> None:
+    """Until no cell of the plan is in another process's hands; one whose process died is measured here."""
+    directory = sweep.directory
+
+    def is_free(key: str) -> bool:
+        with directory.claim(key) as ours:
+            return ours
+
+    while held := [s for s in plan if not directory.is_finished(s.key) and directory.failure(s.key) is None]:
+        time.sleep(_POLL_SECONDS)
+        if any(is_free(spec.key) for spec in held):
+            replace(sweep, plan=held).run()
+
+
+def _probed(sweep: Sweep, grid: Sequence[CellSpec], contexts: Mapping[str, float], record: FastRecord) -> FastRecord:
+    """Time the rounds that are not timed yet, and keep each place's as soon as they are known.
+
+    A place that fails is left out: its cells are not predicted.
+    """
     places, ks = probe_places(grid, contexts, sweep.infeasible), probed_ks(grid)
     for number, place in enumerate(places, 1):
         spec = place.spec
-        done = any((place.drafter, spec.suite, spec.batch, k) in probes for k in ks)
-        if done:
-            continue
         what = place.drafter or f"verification, {', '.join(place.suites)}"
-        sweep.listener.note(f"timing rounds [{number}/{len(places)}]: {what}, batch {spec.batch}")
-        try:
-            for probe in _probe(sweep, place, ks):
-                probes[probe.drafter, probe.suite, probe.batch, probe.k] = probe
-        except Exception as error:
-            sweep.listener.note(f"no times for {what}, batch {spec.batch}: {error}")
-            sweep.engine.release()
-    return tuple(probes.values())
+        own = [p for p in record.probes if (p.drafter, p.suite, p.batch) == (place.drafter, spec.suite, spec.batch)]
+        if own and max(p.k for p in own) >= max(ks):
+            found = [p.model_copy(update={"suites": _stands_for(place, p.suites)}) for p in own]
+        else:  # rounds of some K count beside the K = 0 of the same turns only: no old one can stay
+            sweep.listener.note(f"timing rounds [{number}/{len(places)}]: {what}, batch {spec.batch}")
+            found = _try_probe(sweep, place, ks, what)
+        if found != own:
+            others = [p for p in record.probes if p not in own]
+            record = record.model_copy(update={"probes": (*others, *found)})
+            _write(sweep.directory, record)
+    return record
+
+
+def _stands_for(place: ProbePlace, known: Sequence[str] = ()) -> tuple[str, ...]:
+    """The suites whose verification a place's rounds tell beside its own."""
+    return tuple(suite for suite in dict.fromkeys((*known, *place.suites)) if suite != place.spec.suite)
+
+
+def _try_probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int], what: str) -> list[Probe]:
+    try:
+        return _probe(sweep, place, ks)
+    except Exception as error:
+        sweep.listener.note(f"no times for {what}, batch {place.spec.batch}: {failure_message(error)}")
+    # Only now: the exception's traceback has kept the rounds' tensors alive.
+    sweep.release()
+    return []
 
 
 def _probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int]) -> list[Probe]:
@@ -132,7 +173,7 @@ def _probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int]) -> list[Probe]:
         Probe(
             drafter=place.drafter,
             suite=spec.suite,
-            suites=tuple(suite for suite in place.suites if suite != spec.suite),
+            suites=_stands_for(place),
             batch=spec.batch,
             cost_seconds=share,
             **t.model_dump(),

@@ -105,9 +105,9 @@ class RunDirectory:
             lock.release()
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold run.json, to read and change it in one step."""
-        lock = self._lock("run")
+    def locked(self, name: str = "run") -> Iterator[None]:
+        """Hold run.json, to read and change it in one step, or something else of that name. Waits for its turn."""
+        lock = self._lock(name)
         try:
             lock.acquire()
         except OSError as error:

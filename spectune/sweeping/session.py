@@ -69,9 +69,13 @@ def run(
     is_fast = options.plan == "fast" and is_worth_it(job.plan, len(surveyed))
     first = surveyed if is_fast else job.plan
     if dry_run:
-        outcome = SweepOutcome(first, job.card, estimate=job.estimate(first), memory=memory)
+        needs = replace(job.estimate(first), kv_bytes=job.estimate(job.plan).kv_bytes)
+        outcome = SweepOutcome(first, job.card, estimate=needs, memory=memory)
         if is_fast:
-            said = f"fast plan: these cells of {len(job.plan)} first, then what they and some timed rounds call for"
+            said = (
+                f"fast plan: these cells of {len(job.plan)} first, with these tokens in this time, then what they and "
+                "some timed rounds call for"
+            )
             return replace(outcome, fast=said)
         return outcome
     environment = fingerprint(job.engine.target.device)
@@ -107,8 +111,9 @@ def run(
             return replace(replace(sweep, plan=directory.info().plan).outcome(job.card), fast=said)
         sweep.run()
     except KeyboardInterrupt:
-        done = sum(directory.is_finished(spec.key) for spec in job.plan)
-        raise Interrupted(f"interrupted; {done} of {len(job.plan)} cells are finished", again) from None
+        plan = directory.info().plan if is_fast else job.plan
+        done = sum(directory.is_finished(spec.key) for spec in plan)
+        raise Interrupted(f"interrupted; {done} of {len(plan)} cells are finished", again) from None
     return sweep.outcome(job.card)
 
 

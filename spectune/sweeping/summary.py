@@ -27,6 +27,7 @@ def as_json(outcome: SweepOutcome) -> dict[str, Any]:
         return {
             "dry_run": True,
             **asdict(outcome.estimate),
+            "fast": outcome.fast,
             "memory": list(outcome.memory),
             "card": _card(outcome.card),
             "plan": plan,
@@ -39,6 +40,7 @@ def as_json(outcome: SweepOutcome) -> dict[str, Any]:
             {**_place(f.spec), "key": f.key, "reason": f.reason, "message": f.message} for f in outcome.failures
         ],
         "elsewhere": list(outcome.elsewhere),
+        "fast": outcome.fast,
         "results": [
             {
                 **_place(r.spec),

@@ -80,7 +80,7 @@ class Sweep:
         left = TimeLeft(self.suites)
         self.listener.begin(self.directory.path, len(self.plan), len(self.plan) - len(self._open(known)))
         try:
-            with _sigterm_as_interrupt():
+            with sigterm_as_interrupt():
                 # Again and again: a cell that another process held may be free now, if that process died.
                 while any(self._attempt(spec, known, left) for spec in self._open(known)):
                     pass
@@ -140,14 +140,15 @@ class Sweep:
         except Exception as error:
             failed = self._failure(spec, failure_reason(error), failure_message(error))
         # Only now: the exception's traceback has kept the cell's tensors alive.
-        self._release()
+        self.release()
         return failed
 
     @staticmethod
     def _failure(spec: CellSpec, reason: FailureReason, message: str) -> FailedCell:
         return FailedCell(key=spec.key, spec=spec, failed_at=timestamp(), reason=reason, message=message)
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Free what a failure has left on the device. Raises SpectuneError where the engine cannot go on."""
         gc.collect()
         try:
             self.engine.release()
@@ -182,7 +183,7 @@ def failure_message(error: BaseException) -> str:
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """SIGTERM ends the sweep as Ctrl-C does. Only the main thread may say so; elsewhere nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
