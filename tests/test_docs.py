@@ -32,7 +32,7 @@ from spectune.training.options import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-EXAMPLE = ROOT / "reports" / "examples" / "smollm2-methods"
+EXAMPLE = ROOT / "reports" / "examples" / "smollm2-demo"
 ON_A_RUN = ("recommend", "report", "fit", "predict", "export")
 SHIPPED = ("smollm2", "smollm2-1l", "smollm2-4l")
 RUN_HERE = (*ON_A_RUN, "import", "suites")

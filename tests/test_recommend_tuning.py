@@ -15,7 +15,7 @@ from spectune.recommending.mix import parse_mix
 from spectune.recommending.objective import ServiceLevel, parse_objective, parse_slo
 from spectune.recommending.pareto import pareto_set
 from spectune.recommending.tuning import tune
-from spectune.speedup.crossing import crossing
+from spectune.speedup.crossing import Crossing, crossing
 from spectune.speedup.profile import Config, profiles
 from spectune.speedup.run import load_run
 from spectune.sweeping.cell import Memory, MemoryPlan, Reading, RoundCount
@@ -232,6 +232,8 @@ def test_a_crossing_outside_the_measured_sizes_is_not_invented():
     assert (above.value, above.pays, above.high) == (None, True, None)
     assert above.low is not None
     assert "still pays at batch 16" in above.text("batch")
+    long = Crossing(12345.6, 206.4, None, None, True, 96.25, 65536.0)
+    assert long.text("context") == "stops paying at context 12346 (206 to above 65536)"
     never = crossing([1, 16], [0.9, 0.5], None)
     assert (never.value, never.pays, never.known) == (None, False, False)
     assert "does not pay at batch 1" in never.text("batch")

@@ -31,16 +31,23 @@ class Crossing:
         """In words; `what` is the size's name."""
         if self.value is None:
             ends = (
-                f"{what} {self.largest:.4g}, the largest" if self.pays else f"{what} {self.smallest:.4g}, the smallest"
+                f"{what} {_size(self.largest)}, the largest"
+                if self.pays
+                else f"{what} {_size(self.smallest)}, the smallest"
             )
             found = f"{'still pays' if self.pays else 'does not pay'} at {ends} looked at"
             beyond = self.low if self.pays else self.high
-            return found if beyond is None else f"{found}, but the crossover may lie at {beyond:.3g}"
+            return found if beyond is None else f"{found}, but the crossover may lie at {_size(beyond)}"
         if not self.known:
-            return f"stops paying at {what} {self.value:.3g}"
-        low = f"below {self.smallest:.4g}" if self.low is None else f"{self.low:.3g}"
-        high = f"above {self.largest:.4g}" if self.high is None else f"{self.high:.3g}"
-        return f"stops paying at {what} {self.value:.3g} ({low} to {high})"
+            return f"stops paying at {what} {_size(self.value)}"
+        low = f"below {_size(self.smallest)}" if self.low is None else _size(self.low)
+        high = f"above {_size(self.largest)}" if self.high is None else _size(self.high)
+        return f"stops paying at {what} {_size(self.value)} ({low} to {high})"
+
+
+def _size(value: float) -> str:
+    """Three digits, and all in front of the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def crossing(sizes: Sequence[float], speedups: Sequence[float], draws: Array | None) -> Crossing:
