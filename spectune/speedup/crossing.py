@@ -30,12 +30,8 @@ class Crossing:
     def text(self, what: str) -> str:
         """In words; `what` is the size's name."""
         if self.value is None:
-            ends = (
-                f"{what} {_size(self.largest)}, the largest"
-                if self.pays
-                else f"{what} {_size(self.smallest)}, the smallest"
-            )
-            found = f"{'still pays' if self.pays else 'does not pay'} at {ends} looked at"
+            end, which = (self.largest, "largest") if self.pays else (self.smallest, "smallest")
+            found = f"{'still pays' if self.pays else 'does not pay'} at {what} {_size(end)}, the {which} looked at"
             beyond = self.low if self.pays else self.high
             return found if beyond is None else f"{found}, but the crossover may lie at {_size(beyond)}"
         if not self.known:
