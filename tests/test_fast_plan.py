@@ -15,6 +15,7 @@ from synthetic_run import cell, probe, spec
 from test_sweep_session import environment, options  # noqa: F401  (fixtures)
 
 from spectune.engines.engine import Request
+from spectune.reporting.summary import summarise
 from spectune.sweeping import fast_sweep, session
 from spectune.sweeping.cell import RoundCount
 from spectune.sweeping.fast_plan import (
@@ -27,6 +28,7 @@ from spectune.sweeping.fast_plan import (
     probed_ks,
     survey,
 )
+from spectune.sweeping.listener import Silent
 from spectune.sweeping.rundir import RunDirectory
 from spectune.sweeping.session import run
 from spectune.sweeping.summary import as_json, closing
@@ -100,8 +102,16 @@ def test_the_survey_takes_the_largest_batch_that_the_prompts_fill_and_that_fits(
     assert {s.batch for s in survey(GRID, 7)} == {4}
     assert {s.batch for s in survey(GRID, 1)} == {1}
     big = {s.key for s in GRID if s.batch == 8 and s.drafter == "good" and s.suite == "math"}
-    assert {s.batch for s in survey(GRID, 40, big)} == {4}
-    assert {s.batch for s in survey(GRID, 40, {s.key for s in GRID})} == {1}
+    found = survey(GRID, 40, big)
+    assert {(s.drafter, s.suite) for s in found} == {(d, s) for d in RATES for s in SUITES}
+    big_one = ("good", "math")
+    assert [s.batch for s in found if (s.drafter, s.suite) == big_one] == [4]
+    assert {s.batch for s in found if (s.drafter, s.suite) != big_one} == {8}
+    # The largest K that fits comes before a large batch.
+    wide = {s.key for s in GRID if s.batch > 1 and s.k > 6}
+    assert {(s.batch, s.k) for s in survey(GRID, 40, wide)} == {(1, 8)}
+    assert {(s.batch, s.k) for s in survey(GRID, 40, {s.key for s in GRID if s.k > 6})} == {(8, 6)}
+    assert survey(GRID, 40, {s.key for s in GRID}) == ()
     only_large = tuple(s for s in GRID if s.batch == 8)
     assert {s.batch for s in survey(only_large, 3)} == {8}  # prompts are repeated there
 
@@ -115,13 +125,17 @@ def test_verification_is_timed_once_for_suites_of_similar_contexts_and_drafting_
         assert here == [
             (None, "a", 4, ("a", "c", "e")),
             (None, "b", 4, ("b", "d")),
-            *((name, "a", 4, ()) for name in RATES),
+            *((name, "a", 4, tuple(contexts)) for name in RATES),
         ]
     assert [p.spec.batch for p in found] == [1] * 5 + [16] * 5
     # Where the first suite does not fit, the next one stands in.
     full = {s.key for s in grid if (s.suite, s.batch) == ("a", 16)}
     rest = [(p.drafter, p.spec.suite, p.suites) for p in probe_places(grid, contexts, full) if p.spec.batch == 16]
-    assert rest == [(None, "b", ("b", "c", "d")), (None, "e", ("e",)), *((name, "b", ()) for name in RATES)]
+    assert rest == [
+        (None, "b", ("b", "c", "d")),
+        (None, "e", ("e",)),
+        *((name, "b", ("b", "c", "d", "e")) for name in RATES),
+    ]
 
 
 def test_predictions_follow_a_known_cost_model_at_every_k_and_batch():
@@ -288,9 +302,9 @@ def test_an_interrupted_fast_sweep_goes_on_without_timing_again(tmp_path, option
     calls = []
     original = fast_sweep._probe
 
-    def counting(sweep, place, ks):
+    def counting(sweep, place, spec, ks):
         calls.append(place)
-        return original(sweep, place, ks)
+        return original(sweep, place, spec, ks)
 
     monkeypatch.setattr(fast_sweep, "_probe", counting)
     with monkeypatch.context() as patch:
@@ -362,7 +376,10 @@ def test_what_does_not_fit_is_neither_predicted_nor_chosen(tmp_path, options, mo
         assert len(record["predictions"]) == 144 - 8
         # Where it does not fit on the first suite, it is timed on the next.
         assert ("large", "short", 4) in {(p["drafter"], p["suite"], p["batch"]) for p in record["probes"]}
-        assert not outcome.failures
+        # One cell of the place says why.
+        assert [(f.spec.drafter, f.spec.suite, f.spec.batch, f.reason) for f in outcome.failures] == [
+            ("large", "long", 4, "infeasible")
+        ]
 
 
 def test_a_drafter_whose_output_is_wrong_is_not_predicted_from_it(tmp_path, options):  # noqa: F811
@@ -393,14 +410,14 @@ def test_a_cell_of_the_survey_that_fails_is_tried_once_and_the_outcome_counts_wh
 def test_rounds_that_were_timed_before_an_interruption_are_kept(tmp_path, options, monkeypatch, how):  # noqa: F811
     original, seen = fast_sweep._probe, []
 
-    def third(sweep, place, ks):
+    def third(sweep, place, spec, ks):
         seen.append(place)
         if len(seen) == 3:
             if how == "ctrl-c":
                 raise KeyboardInterrupt
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(5)
-        return original(sweep, place, ks)
+        return original(sweep, place, spec, ks)
 
     monkeypatch.setattr(fast_sweep, "_probe", third)
     with pytest.raises(Interrupted, match="3 of 3 cells are finished"):
@@ -455,6 +472,146 @@ def test_processes_that_share_a_run_time_its_rounds_once(tmp_path, options):  # 
     assert sorted(len(timed(e)) for e in engines) == [0, 12]
     measured = [key for e in engines for what, key in e.log if what == "speculative"]
     assert set(measured) == {r.key for r in RunDirectory(tmp_path / "r").results()}
+
+
+def test_a_survey_that_runs_out_of_memory_is_made_with_less(tmp_path, options):  # noqa: F811
+    def full(spec):
+        return MemoryError("out of memory") if spec.drafter == "large" and spec.batch == 4 and spec.k > 5 else None
+
+    outcome = run(options(**BIG), engine=FakeEngine(failures=full), output=tmp_path / "r")
+    assert [(f.spec.batch, f.spec.k, f.reason) for f in outcome.failures] == [(4, 8, "oom")]
+    assert len(record_of(tmp_path / "r")["predictions"]) == 72
+    surveyed = {(r.spec.drafter, r.spec.batch, r.spec.k) for r in outcome.results}
+    assert {("ngram", 4, 8), ("small", 4, 8), ("large", 2, 8)} <= surveyed
+
+
+def test_where_the_largest_k_fits_nowhere_the_next_one_is_surveyed(tmp_path, options, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(session, "infeasible", lambda load, _: "too large" if load.k > 7 else None)
+    outcome = run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r")
+    assert not outcome.failures
+    assert len(record_of(tmp_path / "r")["predictions"]) == 63
+
+
+def test_a_drafter_that_cannot_be_timed_on_one_suite_is_timed_on_another(tmp_path, options):  # noqa: F811
+    class Picky(FakeEngine):
+        def time_rounds(self, spec, requests, ks, *, drafting):
+            if "bad" in spec.suite:
+                raise ValueError("no")
+            return super().time_rounds(spec, requests, ks, drafting=drafting)
+
+    notes = []
+    listener = type("Notes", (Silent,), {"note": lambda self, text: notes.append(text)})()
+    wanted = options(**BIG, suites=write_suites(tmp_path, bad=40, good=40))
+    run(wanted, engine=Picky(), output=tmp_path / "r", listener=listener)
+    record = record_of(tmp_path / "r")
+    assert {p["suite"] for p in record["probes"]} == {"good"}
+    assert {tuple(p["suites"]) for p in record["probes"] if p["drafter"] is None} == {("bad",)}
+    assert len(record["predictions"]) == 144
+    assert "no times for ngram, bad, batch 1: ValueError" in "\n".join(notes)
+
+
+def test_one_bad_time_does_not_end_the_plan(tmp_path, options):  # noqa: F811
+    class Spike(FakeEngine):
+        def time_rounds(self, spec, requests, ks, *, drafting):
+            found = super().time_rounds(spec, requests, ks, drafting=drafting)
+            spiked = not drafting and spec.suite == "short" and spec.batch == 2
+            return tuple(
+                t.model_copy(update={"verify_seconds": t.verify_seconds * 5}) if spiked and t.k == max(ks) else t
+                for t in found
+            )
+
+    wanted = options(**BIG, suites=write_suites(tmp_path, short=40, long=200), max_new_tokens=200)
+    outcome = run(wanted, engine=Spike(), output=tmp_path / "r")
+    assert len(record_of(tmp_path / "r")["predictions"]) == 144
+    # No forward costs less than a plain one, so no speedup exceeds the acceptance length.
+    for p in record_of(tmp_path / "r")["predictions"]:
+        assert p["speedup"] <= p["acceptance_length"] * 1.001
+    assert outcome.fast
+
+
+def test_a_place_without_room_for_the_largest_k_is_not_timed_again(tmp_path, options):  # noqa: F811
+    class Cramped(FakeEngine):
+        def time_rounds(self, spec, requests, ks, *, drafting):
+            return super().time_rounds(spec, requests, [k for k in ks if k < 8], drafting=drafting)
+
+    run(options(**BIG), engine=Cramped(), output=tmp_path / "r")
+    engine = Cramped()
+    run(options(**BIG), engine=engine, output=tmp_path / "r", resume=True)
+    assert not timed(engine)
+
+
+def test_times_are_kept_where_those_for_a_larger_k_cannot_be_had(tmp_path, options):  # noqa: F811
+    small = options(**(BIG | {"ks": tuple(range(1, 9))}))
+    run(small, engine=FakeEngine(), output=tmp_path / "r")
+
+    class Untimed(FakeEngine):
+        def time_rounds(self, spec, requests, ks, *, drafting):
+            raise ValueError("no")
+
+    before = record_of(tmp_path / "r")["probes"]
+    run(options(**(BIG | {"ks": tuple(range(1, 17))})), engine=Untimed(), output=tmp_path / "r", resume=True)
+    assert record_of(tmp_path / "r")["probes"] == before
+
+
+def test_an_answer_from_an_unfinished_plan_says_so(tmp_path, options, monkeypatch):  # noqa: F811
+    def caveats():
+        return summarise(tmp_path / "r").caveats
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fast_sweep, "choose", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(Interrupted):
+            run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r")
+    assert "the fast plan of 72 cells has not chosen yet" in caveats()[0]
+    seen = []
+
+    def stop(spec):
+        seen.append(spec.key)
+        return KeyboardInterrupt() if len(set(seen)) > 2 else None
+
+    with pytest.raises(Interrupted):
+        run(options(**BIG), engine=FakeEngine(failures=stop), output=tmp_path / "r", resume=True)
+    assert "cells are to be measured yet" in caveats()[0]
+    run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r", resume=True)
+    assert caveats() == ()
+
+
+def test_what_an_interrupted_plan_had_chosen_is_measured_by_the_next_one(tmp_path, options):  # noqa: F811
+    seen = []
+
+    def stop(spec):
+        seen.append(spec.key)
+        return KeyboardInterrupt() if seen.count(spec.key) and len(set(seen)) > 8 else None
+
+    with pytest.raises(Interrupted):
+        run(options(**BIG), engine=FakeEngine(failures=stop), output=tmp_path / "r")
+    planned = RunDirectory(tmp_path / "r").info().plan
+    other = options(**(BIG | {"batches": (1, 2)}))
+    outcome = run(other, engine=FakeEngine(), output=tmp_path / "r", resume=True)
+    assert not outcome.elsewhere
+    done = {r.key for r in RunDirectory(tmp_path / "r").results()}
+    assert {s.key for s in planned if s.batch < 4} <= done
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("verify_seconds", 0.0), ("verify_seconds", float("nan")), ("error", float("inf")), ("draft_seconds", -1.0)],
+)
+def test_impossible_times_on_disk_are_measured_anew(tmp_path, options, field, value):  # noqa: F811
+    run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r")
+    path = tmp_path / "r" / "fast.json"
+    record = json.loads(path.read_text())
+    record["probes"][0][field] = value
+    path.write_text(json.dumps(record))
+    engine = FakeEngine()
+    run(options(**BIG), engine=engine, output=tmp_path / "r", resume=True)
+    assert len(timed(engine)) == 12
+    # Without the plain step of its turns a place's times say nothing.
+    record = record_of(tmp_path / "r")
+    record["probes"] = [p for p in record["probes"] if p["k"] or p["drafter"]]
+    path.write_text(json.dumps(record))
+    engine = FakeEngine()
+    run(options(**BIG), engine=engine, output=tmp_path / "r", resume=True)
+    assert len(timed(engine)) == 3
 
 
 def test_a_dry_run_tells_the_memory_of_the_largest_cell_and_that_more_will_follow(tmp_path, options):  # noqa: F811

@@ -63,6 +63,9 @@ def test_what_needs_a_run_is_refused_on_imported_results(spectune):
     spectune("import", "fast.json", "-o", "server")
     code, _, err = spectune("recommend", "server", "--for", "vllm")
     assert (code, "--for needs a run" in err) == (2, True)
+    for option in (["--objective", "latency"], ["--mix", "code=1"], ["--objective", "goodput", "--slo", "tpot=1s"]):
+        code, _, err = spectune("recommend", "server", *option)
+        assert (code, f"{option[0]} needs a run" in err) == (2, True)
     code, _, err = spectune("fit", "server", "--precision", "2%")
     assert (code, "--precision needs a run" in err) == (2, True)
 

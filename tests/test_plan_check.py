@@ -12,7 +12,7 @@ from spectune.errors import UsageError
 from spectune.reporting.plan_check import check, page, perfect_loss
 from spectune.speedup.run import load_run
 from spectune.sweeping.fast_plan import Prediction
-from spectune.sweeping.fast_sweep import FastRecord
+from spectune.sweeping.fast_record import FastRecord
 from spectune.sweeping.figures import figures
 
 END = "2026-01-01T00:00:10+00:00"  # ten seconds after the beginning

@@ -70,6 +70,20 @@ def test_an_interval_around_one_is_off_but_not_called_slower(advise):
     assert (found.choice, found.verdict) == (None, "CAN'T TELL")
 
 
+def test_prompts_that_share_all_their_rounds_tell_nothing_of_how_sure_a_speedup_is(advise):
+    found = advise([cell(speedup=1.4, noise=0.0)]).overall
+    assert (found.choice, found.verdict, found.speedup.low) == (None, "CAN'T TELL", None)
+    assert "nothing varies" in said(found)
+
+
+def test_without_an_accepted_token_nothing_is_faster(advise):
+    nothing = (RoundCount(drafted=4, accepted=0, count=10),)
+    found = advise([cell(rounds=nothing, speedup=1.06, noise=0.1)]).overall
+    assert (found.choice, found.verdict) == (None, "CAN'T TELL")
+    assert "exceeds the acceptance length 1.00" in said(found)
+    assert advise([cell(rounds=nothing, speedup=0.9, noise=0.1)]).overall.verdict == "SLOWER"
+
+
 def test_one_prompt_is_not_enough_to_recommend_anything(advise):
     found = advise([cell(speedup=3.0, prompts=1)]).overall
     assert (found.choice, found.verdict) == (None, "CAN'T TELL")

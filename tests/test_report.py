@@ -13,6 +13,7 @@ from synthetic_run import bandwidth, cell, failed, strict_json, write_run
 from spectune.reporting.document import report_document
 from spectune.reporting.page import render
 from spectune.reporting.summary import as_json, summarise
+from spectune.reporting.tuning import advice_lines
 from spectune.sweeping.cell import Reading
 
 HOSTILE = """</script><img src=x onerror=alert(1)> 1<2 & "x" 'y' </style></svg>"""
@@ -98,6 +99,10 @@ def test_the_answer_comes_first_and_everything_else_is_there(run):
     assert page.tags.count("figure") == page.tags.count("figcaption") == 6
     assert "oom: no memory left" in text
     assert "a processor" in text
+    # Each kind of advice once, in the words of the terminal.
+    lines = list(advice_lines(summarise(run).tuning))
+    assert lines
+    assert all(line in text for line in lines)
 
 
 def test_the_page_shows_the_numbers_of_the_json(run):

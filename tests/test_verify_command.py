@@ -46,7 +46,7 @@ def verify(spectune, models):
 
     def call(*words, draft=near):
         return spectune(
-            "verify", "--target", target, "--draft", draft, "--suite", suite, "--limit", 3, "--max-new-tokens", 12,
+            "verify", "--target", target, "--draft", draft, "--suite", suite, "--prompts", 3, "--max-new-tokens", 12,
             "--dtype", "float32", "--device", "cpu", "--ignore-eos", *words,
         )  # fmt: skip
 

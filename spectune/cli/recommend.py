@@ -63,7 +63,8 @@ def recommend(
     goal = parse_objective(objective, slo)
     path = find_run(run)
     if is_imported(path):
-        show(path, "recommend", as_json=as_json, unserved="--for" if wanted else None)
+        asked = {"--for": wanted, "--objective": objective, "--mix": mix}
+        show(path, "recommend", as_json=as_json, unserved=next((name for name, value in asked.items() if value), None))
         return
     summary = summarise(path, engine=wanted, mix=mix, goal=goal)
     document = to_json(recommendation_document(summary))

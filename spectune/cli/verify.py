@@ -28,7 +28,7 @@ def verify(
             help="Name of a suite or path of a prompt file; may be repeated (default: code).", autocompletion=suites
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(help="Only the first N prompts of each suite.")] = 10,
+    limit: Annotated[int, typer.Option("--limit", "--prompts", help="Only the first N prompts of each suite.")] = 10,
     k: Annotated[str, typer.Option("--k", help="Draft lengths, as 1,2,4 or 1-8.")] = "4",
     batch: Annotated[str, typer.Option(help="Batch sizes, as 1,4 or 1-4.")] = "1,4",
     rule: Annotated[

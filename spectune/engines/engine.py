@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from spectune.suites.prompt import Suite
-from spectune.sweeping.cell import CellSpec, Difference, Excerpt, ModelInfo, OverlapCount, PassResult, Record, Sampling
+from spectune.sweeping.cell import (
+    CellSpec,
+    Count,
+    Difference,
+    Excerpt,
+    ModelInfo,
+    NonNegative,
+    OverlapCount,
+    PassResult,
+    Positive,
+    Record,
+    Sampling,
+)
 
 Mode = Literal["plain", "speculative"]
 
@@ -37,13 +49,13 @@ class RoundTiming(Record):
     `drafted` are tokens per row; `error` is the relative standard error of a round's time.
     """
 
-    k: int
-    rounds: int
-    drafted: float
-    draft_seconds: float
-    verify_seconds: float
-    overhead_seconds: float
-    error: float
+    k: Count
+    rounds: Count
+    drafted: NonNegative
+    draft_seconds: NonNegative
+    verify_seconds: Positive
+    overhead_seconds: NonNegative
+    error: NonNegative
 
 
 class Engine(Protocol):

@@ -23,16 +23,19 @@ _HEADS = {"medusa", "blockwise", "eagle", "eagle2", "eagle3", "mlp"}
 
 
 def advise(run: Run, profiles: Sequence[Profile], found: Sequence[Schedule]) -> tuple[Finding, ...]:
-    """All findings, the ones about drafts first. A drafter is judged by its best K at each suite and batch."""
+    """All findings, doubts about the machine and the measurement first: with them the others are less sure.
+
+    A drafter is judged by its best K at each suite and batch.
+    """
     usable = [p for p in profiles if p.excluded is None]
     best = _best(usable)
     return (
+        *doubts(run, usable),
         *(finding for p in best for finding in _draft(p)),
         *_batch_too_large(found),
         *_k_too_high(usable),
         *_tokenizers(run),
         *_short_outputs(usable),
-        *doubts(run, usable),
     )
 
 

@@ -47,11 +47,11 @@ class ServiceLevel:
     ttft: float | None = None
     tpot: float | None = None
 
-    def met_by(self, request: RequestResult) -> bool:
-        """A request of one token has no time per token to exceed."""
+    def met_by(self, request: RequestResult, pace: float = 1.0) -> bool:
+        """Had the machine been `pace` times as quick. A request of one token has no time per token to exceed."""
         per_token = tpot(request)
-        in_time = self.ttft is None or request.ttft_seconds <= self.ttft
-        return in_time and (self.tpot is None or per_token is None or per_token <= self.tpot)
+        in_time = self.ttft is None or request.ttft_seconds <= pace * self.ttft
+        return in_time and (self.tpot is None or per_token is None or per_token <= pace * self.tpot)
 
     def __str__(self) -> str:
         limits = (("TTFT", self.ttft), ("TPOT", self.tpot))
@@ -142,7 +142,9 @@ def answer(
     workload: str,
 ) -> Answer:
     """The best configuration and batch for a workload made of suites with these shares of the tokens."""
-    usable = [p for p in profiles if p.excluded is None and p.rates.speculative and p.spec.suite in shares]
+    usable = [
+        p for p in profiles if p.excluded is None and p.rates.plain and p.rates.speculative and p.spec.suite in shares
+    ]
     plain = [
         _plain(batch, objective, found)
         for batch in _batches(usable)
@@ -153,14 +155,17 @@ def answer(
     for p in usable:
         if p.spec.k > 0:
             groups.setdefault((p.config, p.spec.batch), {})[p.spec.suite] = p
-    speculative = []
+    speculative: list[Candidate] = []
+    doubtful: list[Candidate] = []
     for (config, batch), own in groups.items():
         if len(own) == len(shares):
             way = _mixed([(shares[s], _way(own[s], slo)) for s in shares])
-            speculative.append(_candidate(config, batch, objective, way, best_plain))
+            kind = speculative if way.all.doubt is None else doubtful
+            kind.append(_candidate(config, batch, objective, way, best_plain))
     plain_candidates = [c for c, _ in plain]
-    ranking = sorted([*speculative, *plain_candidates], key=lambda c: -c.value.value)
-    pareto = tuple(ranking[i] for i in pareto_set([(c.per_user.value, c.in_all.value) for c in ranking]))
+    believed = sorted([*speculative, *plain_candidates], key=lambda c: -c.value.value)
+    pareto = tuple(believed[i] for i in pareto_set([(c.per_user.value, c.in_all.value) for c in believed]))
+    ranking = sorted([*believed, *doubtful], key=lambda c: -c.value.value)
     if not ranking or ranking[0].value.value == 0:
         reason = "no configuration was measured on all of it" if not ranking else "no request meets the service level"
         return Answer(objective, slo, workload, None, None, (), tuple(ranking), pareto, reason)
@@ -187,7 +192,10 @@ def _batches(profiles: Sequence[Profile]) -> list[int]:
 
 
 def _way(p: Profile, slo: ServiceLevel | None) -> _Way:
-    return _Way(p.rates, p.rates if slo is None else scaled(cell_rates(p.cell, counts=slo.met_by), p.pace))
+    if slo is None:
+        return _Way(p.rates, p.rates)
+    counted = cell_rates(p.cell, counts=lambda request: slo.met_by(request, p.pace))
+    return _Way(p.rates, scaled(counted, p.pace))
 
 
 def _plain_way(
@@ -196,7 +204,9 @@ def _plain_way(
     """Plain decoding at a batch: the plain passes of all its cells. None where a suite was not measured."""
     parts = []
     for suite, share in shares.items():
-        ways = [_way(p, slo) for p in usable if (p.spec.suite, p.spec.batch) == (suite, batch)]
+        own = [p for p in usable if (p.spec.suite, p.spec.batch) == (suite, batch)]
+        # Where something slowed a cell's plain passes, those of others tell more.
+        ways = [_way(p, slo) for p in own if p.rates.doubt is None] or [_way(p, slo) for p in own]
         if not ways:
             return None
         parts.append((share, _mixed([(1.0, way) for way in ways])))

@@ -85,8 +85,8 @@ def _best_per_suite(profiles: Sequence[Profile], batch: int, shares: Mapping[str
             p.rates
             for p in profiles
             if p.excluded is None
-            and p.spec.k > 0
             and (p.spec.suite, p.spec.batch) == (suite, batch)
+            and p.rates.plain
             and p.rates.speculative
         ]
         found.append((suite, max([*own, _idle(own[0])], key=_value)))

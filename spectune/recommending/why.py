@@ -69,7 +69,7 @@ def limits(*, unmeasured: Sequence[tuple[str, int]], partial: int, only_batch_1:
         found.append(f"Not covered, since no cell there has a usable speed: {names}.")
     if partial:
         ways = "configuration was" if partial == 1 else "configurations were"
-        found.append(f"{partial} {ways} left out: not measured at every place.")
+        found.append(f"{partial} {ways} left out: not measured at every place; --plan full --resume would.")
     if only_batch_1:
         found.append("Only batch 1 was measured: larger batches gain less, and may lose.")
     return tuple(found)

@@ -20,7 +20,7 @@ from spectune.reporting.document import report_document
 from spectune.reporting.figures import figures
 from spectune.reporting.store import write
 from spectune.reporting.summary import FORMULAS, Summary, cell_counts, quality_line, verdict_line
-from spectune.reporting.tuning import crossover_lines
+from spectune.reporting.tuning import advice_lines, crossover_lines
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -170,6 +170,7 @@ def _environment() -> Environment:
     environment.globals.update(
         fmt=form,
         verdict_line=verdict_line,
+        advice_lines=advice_lines,
         quality_line=quality_line,
         cell_text=tables.text,
         left=tables.LEFT,

@@ -27,7 +27,7 @@ from spectune.speedup.run import Run, load_run
 from spectune.sweeping.atomic import write_atomically
 from spectune.sweeping.cell import CellResult, CellSpec
 from spectune.sweeping.fast_plan import prediction_errors
-from spectune.sweeping.fast_sweep import FastRecord, read_record
+from spectune.sweeping.fast_record import FastRecord, read_record
 from spectune.sweeping.figures import figures
 
 OFF = 1.0  # the speedup of plain decoding

@@ -28,7 +28,7 @@ from spectune.speedup.precision import sample_plans
 from spectune.speedup.profile import Config, Profile, profiles
 from spectune.speedup.run import Run, load_run
 from spectune.speedup.uncertainty import LEVEL, RESAMPLES
-from spectune.sweeping.cell import CellResult, RunInfo
+from spectune.sweeping.cell import CellResult
 from spectune.sweeping.drafter_names import drafts_trees
 from spectune.sweeping.synthetic import expected_length
 from spectune.verifying.record import Audit, read_audits
@@ -106,8 +106,8 @@ class Summary:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What a reader must know before any number: what was forced, and what had random weights."""
-        return caveats(self.run.info)
+        """What a reader must know before any number: an unfinished plan, what was forced, what had random weights."""
+        return caveats(self.run)
 
     @property
     def choice_stamp(self) -> Stamp | None:
@@ -121,9 +121,18 @@ class Summary:
         return [failed_row(f) for f in self.run.failed]
 
 
-def caveats(info: RunInfo) -> tuple[str, ...]:
-    """A line for synthetic acceptance, and one for weights that nobody trained."""
+def caveats(run: Run) -> tuple[str, ...]:
+    """A line for an unfinished plan, one for synthetic acceptance, and one for weights that nobody trained."""
+    info = run.info
     found = []
+    missing = len(info.plan) - len(run.cells) - len(run.failed)
+    if run.fast is not None and run.fast.complete is False:
+        found.append(
+            f"UNFINISHED: the fast plan of {run.fast.grid_cells} cells has not chosen yet what to measure; the same "
+            "`spectune sweep` with --resume goes on."
+        )
+    elif missing > 0:
+        found.append(f"UNFINISHED: {missing} cells are to be measured yet; `spectune sweep` with --resume goes on.")
     forced = [spec.synthetic for spec in info.plan if spec.synthetic is not None]
     if forced:
         rates = max(forced, key=len)

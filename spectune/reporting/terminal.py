@@ -154,7 +154,8 @@ def _print_head(summary: Summary, console: Console) -> None:
     run = summary.run
     failed = f", {len(run.failed)} failed" if run.failed else ""
     cells = f"{len(run.cells)} of {len(run.info.plan)} cells finished{failed}"
-    _line(console, f"{run.info.name}: {run.info.target.name}, {cells}", "dim")
+    of = f" (fast plan of {run.fast.grid_cells})" if run.fast else ""
+    _line(console, f"{run.info.name}: {run.info.target.name}, {cells}{of}", "dim")
     for caveat in summary.caveats:
         _line(console, caveat, "bold yellow")
 

@@ -31,9 +31,11 @@ class Crossing:
         """In words; `what` is the size's name."""
         if self.value is None:
             end, which = (self.largest, "largest") if self.pays else (self.smallest, "smallest")
-            found = f"{'still pays' if self.pays else 'does not pay'} at {what} {_size(end)}, the {which} looked at"
+            where = f"at {what} {_size(end)}, the {which} looked at"
             beyond = self.low if self.pays else self.high
-            return found if beyond is None else f"{found}, but the crossover may lie at {_size(beyond)}"
+            if beyond is None:
+                return f"{'still pays' if self.pays else 'does not pay'} {where}"
+            return f"{'seems to pay' if self.pays else 'seems not to pay'} {where}, but may stop at {_size(beyond)}"
         if not self.known:
             return f"stops paying at {what} {_size(self.value)}"
         low = f"below {_size(self.smallest)}" if self.low is None else _size(self.low)

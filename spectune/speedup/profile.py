@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import harmonic_mean
+from statistics import median
 
 from spectune.speedup.acceptance import Acceptance, cell_acceptance, miscounted, speculative_requests
 from spectune.speedup.overlap import overlap_check
@@ -62,21 +62,21 @@ def profiles(run: Run) -> tuple[Profile, ...]:
     """The profile of every finished cell, in the order of the run.
 
     Plain decoding of a suite at a batch is the same work in every cell. Where it was not equally quick, the machine was
-    not, and a cell's rates of both kinds are scaled to the mean pace: rates of cells that were measured at different
-    times can then be compared, and every ratio stays what it was.
+    not, and a cell's rates of both kinds are scaled to the median pace: rates of cells that were measured at different
+    times can then be compared, and ratios stay what they were. Cells whose ratio cannot be believed stay as they are.
     """
     found = [profile(cell) for cell in run.cells]
     paces: dict[tuple[str, int], list[float]] = {}
     for p in found:
-        if p.rates.plain and p.excluded is None:
+        if p.rates.plain and p.excluded is None and p.rates.doubt is None:
             paces.setdefault((p.spec.suite, p.spec.batch), []).append(p.rates.plain)
     return tuple(_at_pace(p, paces.get((p.spec.suite, p.spec.batch))) for p in found)
 
 
 def _at_pace(p: Profile, rates: Sequence[float] | None) -> Profile:
-    if not rates or not p.rates.plain:
+    if not rates or not p.rates.plain or p.rates.doubt is not None:
         return p
-    pace = harmonic_mean(rates) / p.rates.plain
+    pace = median(rates) / p.rates.plain
     return replace(p, rates=scaled(p.rates, pace), pace=pace)
 
 
@@ -118,12 +118,16 @@ def _overlap(cell: CellResult) -> tuple[str, ...]:
 
 
 def _believed(cell: CellResult, rates: Rates, counted: Acceptance) -> Rates:
-    """A round costs about one plain step or more, so the acceptance length bounds the speedup."""
+    """A round costs about one plain step or more, so the acceptance length bounds the speedup.
+
+    Where nothing was accepted, every round was a plain step with work on top: no gain can be.
+    """
     length = counted.acceptance_length
     if length is None or not rates.plain or rates.speculative is None:
         return rates
     speedup = rates.speculative / rates.plain
-    if speedup <= TOLERANCE * length:
+    nothing = cell.spec.k > 0 and length == 1
+    if speedup <= (1.0 if nothing else TOLERANCE * length):
         return rates
     where = f"{cell.spec.suite}, batch {cell.spec.batch}"
     text = f"{speedup:.2f} ({where}) exceeds the acceptance length {length:.2f}: something slowed the plain passes"

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from spectune.errors import CannotJudge, UsageError
 from spectune.sweeping.cell import SCHEMA_VERSION, CellResult, CellSpec, FailedCell, Record, RunInfo
+from spectune.sweeping.fast_record import FastRecord, read_record
 from spectune.sweeping.rundir import CELLS, FAILED, RUN_FILE
 from spectune.sweeping.synthetic import one_setting
 
@@ -38,12 +39,16 @@ _Record = TypeVar("_Record", bound=Record)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run directory in memory, in the order of the plan. `failed` leaves out cells that succeeded later."""
+    """A run directory in memory, in the order of the plan. `failed` leaves out cells that succeeded later.
+
+    `fast` is what a fast plan knew and chose; None for a run that was to measure its whole grid.
+    """
 
     path: Path
     info: RunInfo
     cells: tuple[CellResult, ...]
     failed: tuple[FailedCell, ...]
+    fast: FastRecord | None = None
 
 
 def load_run(path: Path | str, *, allow_empty: bool = False) -> Run:
@@ -77,7 +82,7 @@ def load_run(path: Path | str, *, allow_empty: bool = False) -> Run:
     def order(cell: CellResult | FailedCell) -> tuple[int, str]:
         return place.get(cell.key, len(place)), cell.key
 
-    return Run(path, info, tuple(sorted(cells, key=order)), tuple(sorted(failed, key=order)))
+    return Run(path, info, tuple(sorted(cells, key=order)), tuple(sorted(failed, key=order)), read_record(path))
 
 
 def find_run(path: Path | None, folder: Path = Path("runs")) -> Path:
@@ -141,7 +146,7 @@ def _keyed(path: Path, cell: _Cell, suffix: str) -> _Cell:
 
 def _check_comparable(specs: Iterable[CellSpec]) -> None:
     specs = list(specs)
-    if not one_setting(spec.synthetic for spec in specs):
+    if not one_setting(spec.synthetic for spec in specs if spec.k):
         raise UsageError("the cells differ in synthetic acceptance", "keep one setting to a run")
     for name in CellSpec.model_fields:
         values = list(dict.fromkeys(str(getattr(spec, name)) for spec in specs))

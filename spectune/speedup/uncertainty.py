@@ -27,6 +27,7 @@ RESAMPLES = 1000
 LEVEL = 0.95
 FLAT = 0.01  # within this of the best, a speedup is as good as it
 USABLE = 0.95  # share of resamples that must give a number
+_NO_SPREAD = 1e-9  # resamples that differ by less differ by rounding alone
 
 Verdict = Literal["FASTER", "SLOWER", "CAN'T TELL"]
 Draws = NDArray[np.float64]
@@ -111,8 +112,12 @@ def estimate(rates: Rates) -> Estimate:
         return Estimate(
             None, None, None, "CAN'T TELL", rates.prompts, rates.repeats, rates.reason or "nothing was timed"
         )
-    found = interval(rates.speculative / rates.plain, ratio_draws(rates), rates.prompts, rates.repeats, rates.reason)
-    return doubted(found, rates.doubt)
+    value = rates.speculative / rates.plain
+    draws, reason = ratio_draws(rates), rates.reason
+    if draws is not None and np.ptp(draws) <= _NO_SPREAD * value:
+        # In one batch all prompts have their rounds in common.
+        draws, reason = None, "all prompts took the same rounds, so nothing varies: use more prompts or --repeats 3"
+    return doubted(interval(value, draws, rates.prompts, rates.repeats, reason), rates.doubt)
 
 
 def doubted(found: Estimate, doubt: str | None) -> Estimate:

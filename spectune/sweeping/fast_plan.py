@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from statistics import harmonic_mean
 
 from spectune.speedup.shorter import Counts, cut_length_at, length_at
-from spectune.sweeping.cell import CellResult, CellSpec, Record
+from spectune.sweeping.cell import CellResult, CellSpec, Positive, Record
 from spectune.sweeping.counts import spread
 from spectune.sweeping.drafter_names import drafts_trees
 from spectune.sweeping.figures import speculative_rounds
@@ -41,8 +41,8 @@ class Prediction(Record):
     """What a cell of the grid is expected to show."""
 
     key: str
-    acceptance_length: float
-    speedup: float
+    acceptance_length: Positive
+    speedup: Positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +57,21 @@ def survey(grid: Sequence[CellSpec], prompts: int, infeasible: Container[str] = 
     """The cells that tell what is accepted, in the order of the grid. infeasible: keys that do not fit the device.
 
     Acceptance does not depend on the batch, and a large one takes the least time for it: as large as so many `prompts`
-    (of the smallest suite) fill without being repeated, and as fits.
+    (of the smallest suite) fill without being repeated, and as fits with the largest K that fits at all.
     """
-    ks = {spec.k for spec in grid if spec.k}
-    if not ks:
-        return ()
-    wanted = {(max(ks), False), (max(ks), True), (min(ks), True)}
-    by_batch: dict[int, list[CellSpec]] = {}
+    by_name: dict[tuple[str, str], list[CellSpec]] = {}
     for spec in grid:
-        if (spec.k, drafts_trees(spec.drafter)) in wanted:
-            by_batch.setdefault(spec.batch, []).append(spec)
-    smallest = min(by_batch)
-    fitting = (b for b, own in by_batch.items() if b <= prompts and not any(s.key in infeasible for s in own))
-    return tuple(by_batch[max(fitting, default=smallest)])
+        if spec.k and spec.key not in infeasible:
+            by_name.setdefault((spec.drafter, spec.suite), []).append(spec)
+    wanted: set[str] = set()
+    for (drafter, _), own in by_name.items():
+        most = max(spec.k for spec in own)
+        batches = {spec.batch for spec in own if spec.k == most}
+        batch = max((b for b in batches if b <= prompts), default=min(batches))
+        here = [spec for spec in own if spec.batch == batch]
+        ks = {most, min(spec.k for spec in here)} if drafts_trees(drafter) else {most}
+        wanted |= {spec.key for spec in here if spec.k in ks}
+    return tuple(spec for spec in grid if spec.key in wanted)
 
 
 def probed_ks(grid: Sequence[CellSpec]) -> tuple[int, ...]:
@@ -80,14 +82,22 @@ def probed_ks(grid: Sequence[CellSpec]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ProbePlace:
-    """Rounds to time: of a drafter, or of verification alone where it is None. `spec` is a cell of that place.
+    """Rounds to time: of a drafter, or of verification alone where it is None.
 
-    `suites` are those that a verification stands for, its own among them.
+    `specs` are cells of it on one suite each, the first to be tried first. Verification on one of these suites stands
+    for that on all of them.
     """
 
     drafter: str | None
-    spec: CellSpec
-    suites: tuple[str, ...] = ()
+    specs: tuple[CellSpec, ...]
+
+    @property
+    def spec(self) -> CellSpec:
+        return self.specs[0]
+
+    @property
+    def suites(self) -> tuple[str, ...]:
+        return tuple(spec.suite for spec in self.specs)
 
 
 def probe_places(
@@ -112,8 +122,10 @@ def probe_places(
                 groups.append([spec])
             else:
                 group.append(spec)
-        found += [ProbePlace(None, group[0], tuple(s.suite for s in group)) for group in groups]
-        found += [ProbePlace(spec.drafter, spec) for spec in _first_of(own, lambda spec: spec.drafter)]
+        found += [ProbePlace(None, tuple(group)) for group in groups]
+        for drafter in dict.fromkeys(spec.drafter for spec in own):
+            mine = [spec for spec in own if spec.drafter == drafter]
+            found.append(ProbePlace(drafter, tuple(_first_of(mine, lambda spec: spec.suite))))
     return tuple(found)
 
 

@@ -5,43 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal
 
 import numpy as np
-from pydantic import ValidationError
 
 from spectune.engines.engine import Request
-from spectune.sweeping.atomic import write_atomically
-from spectune.sweeping.cell import CellResult, CellSpec, Record
+from spectune.sweeping.cell import CellResult, CellSpec
 from spectune.sweeping.fast_plan import (
-    Prediction,
     ProbePlace,
     choose,
     predict,
     prediction_errors,
     probe_places,
     probed_ks,
+    survey,
 )
+from spectune.sweeping.fast_record import FastRecord, read_record, write_record
 from spectune.sweeping.figures import figures
 from spectune.sweeping.round_costs import Probe
 from spectune.sweeping.rundir import RunDirectory
 from spectune.sweeping.sweep import Sweep, failure_message, sigterm_as_interrupt
 
-FILE = "fast.json"
 _POLL_SECONDS = 1.0  # between looks at cells that another process is measuring
 
 Extend = Callable[[Sequence[CellSpec]], None]  # make cells part of the run's plan
-
-
-class FastRecord(Record):
-    """fast.json: what the plan knew, and what it made of it."""
-
-    schema_version: Literal[2] = 2
-    grid_cells: int
-    probes: tuple[Probe, ...] = ()
-    predictions: tuple[Prediction, ...] = ()
-    checks: tuple[str, ...] = ()  # keys of cells measured for the predictions' sake
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,27 +52,27 @@ class FastOutcome:
 def run_fast(
     sweep: Sweep,
     grid: Sequence[CellSpec],
-    first: Sequence[CellSpec],
+    prompts: int,
     contexts: Mapping[str, float],
     extend: Extend,
 ) -> FastOutcome:
-    """Measure what a fast plan takes of the grid, `first` its survey; `sweep` is made for any part of it.
+    """Measure what a fast plan takes of the grid; `sweep` is made for any part of it.
 
-    `contexts` are the tokens that a row of each suite has, on average.
+    `prompts` are those of the smallest suite, `contexts` the tokens that a row of each suite has, on average.
 
     Everything is kept in the run directory, so an interrupted plan goes on where it was, and several processes agree
     on what to measure: one of them times the rounds, once the survey of all of them is complete.
     """
-    directory, listener = sweep.directory, sweep.listener
+    directory = sweep.directory
     usable = [spec for spec in grid if spec.key not in sweep.infeasible]
     if len(usable) < len(grid):
-        listener.note(f"{len(grid) - len(usable)} of {len(grid)} cells do not fit the device and are left out")
-    extend(first)
-    replace(sweep, plan=first).run()
+        sweep.listener.note(f"{len(grid) - len(usable)} of {len(grid)} cells do not fit the device and are left out")
+    record = read_record(directory.path) or FastRecord(grid_cells=len(grid))
+    _write(directory, record.model_copy(update={"grid_cells": len(grid), "complete": False}))
+    first = _survey(sweep, grid, prompts, extend)
     with sigterm_as_interrupt(), directory.locked("fast"):
-        _wait(sweep, first)
         record = read_record(directory.path) or FastRecord(grid_cells=len(grid))
-        record = _probed(sweep, grid, contexts, record.model_copy(update={"grid_cells": len(grid)}))
+        record = _probed(sweep, grid, contexts, record)
         surveyed = [r for r in directory.results() if r.key in {spec.key for spec in first} and not _is_wrong(r)]
         predictions = predict(usable, surveyed, record.probes)
         chosen = choose(usable, predictions, {spec.key for spec in first})
@@ -94,11 +80,14 @@ def run_fast(
             update={
                 "predictions": tuple(predictions.values()),
                 "checks": tuple(spec.key for spec in chosen.checks),
+                "complete": True,
             }
         )
+        extend((*first, *chosen.promising, *chosen.checks, *_places_that_do_not_fit(grid, usable)))
         _write(directory, record)
-        plan = (*first, *chosen.promising, *chosen.checks)
-        extend(plan)
+        # What an earlier plan of this run has chosen and not measured is wanted, too.
+        wanted = {spec.key for spec in directory.info().plan}
+    plan = [spec for spec in grid if spec.key in wanted]
     failed = {f.key for f in directory.failures()} & {spec.key for spec in first}  # tried just now
     replace(sweep, plan=[spec for spec in plan if spec.key not in failed]).run()
     speedups = {r.key: figures(r).speedup for r in directory.results()}
@@ -106,6 +95,38 @@ def run_fast(
     for spec in first:
         speedups.pop(spec.key, None)
     return FastOutcome(len(grid), measured, tuple(prediction_errors(predictions, speedups)))
+
+
+def _survey(sweep: Sweep, grid: Sequence[CellSpec], prompts: int, extend: Extend) -> tuple[CellSpec, ...]:
+    """Measure the survey. Where a cell runs out of memory, a smaller one of its drafter and suite stands in."""
+    unfit = set(sweep.infeasible)
+    first: dict[str, CellSpec] = {}
+    while new := [spec for spec in survey(grid, prompts, unfit) if spec.key not in first]:
+        first |= {spec.key: spec for spec in new}
+        extend(tuple(first.values()))
+        replace(sweep, plan=new).run()
+        with sigterm_as_interrupt():
+            _wait(sweep, new)
+        for spec in new:
+            failed = None if sweep.directory.is_finished(spec.key) else sweep.directory.failure(spec.key)
+            if failed is not None and failed.reason == "oom":
+                unfit |= {s.key for s in grid if _is_no_smaller(s, spec)}
+    return tuple(first.values())
+
+
+def _is_no_smaller(one: CellSpec, other: CellSpec) -> bool:
+    same = (one.drafter, one.suite) == (other.drafter, other.suite)
+    return same and one.batch >= other.batch and one.k >= other.k
+
+
+def _places_that_do_not_fit(grid: Sequence[CellSpec], usable: Sequence[CellSpec]) -> list[CellSpec]:
+    """A cell of each drafter, suite and batch none of which fits: its failure says what would."""
+
+    def place(spec: CellSpec) -> tuple[str, str, int]:
+        return spec.drafter, spec.suite, spec.batch
+
+    fitting = {place(spec) for spec in usable}
+    return list({place(spec): spec for spec in reversed(grid) if place(spec) not in fitting}.values())
 
 
 def _is_wrong(cell: CellResult) -> bool:
@@ -133,14 +154,12 @@ def _probed(sweep: Sweep, grid: Sequence[CellSpec], contexts: Mapping[str, float
     """
     places, ks = probe_places(grid, contexts, sweep.infeasible), probed_ks(grid)
     for number, place in enumerate(places, 1):
-        spec = place.spec
-        what = place.drafter or f"verification, {', '.join(place.suites)}"
-        own = [p for p in record.probes if (p.drafter, p.suite, p.batch) == (place.drafter, spec.suite, spec.batch)]
-        if own and max(p.k for p in own) >= max(ks):
-            found = [p.model_copy(update={"suites": _stands_for(place, p.suites)}) for p in own]
+        own = [p for p in record.probes if (p.drafter, p.batch) == (place.drafter, place.spec.batch)]
+        own = [p for p in own if p.suite in place.suites]
+        if any(p.k == 0 for p in own) and max(max(p.k, p.asked) for p in own) >= max(ks):
+            found = [p.model_copy(update={"suites": _stands_for(place, p.suite, p.suites)}) for p in own]
         else:  # rounds of some K count beside the K = 0 of the same turns only: no old one can stay
-            sweep.listener.note(f"timing rounds [{number}/{len(places)}]: {what}, batch {spec.batch}")
-            found = _try_probe(sweep, place, ks, what)
+            found = _try_probe(sweep, place, ks, f"[{number}/{len(places)}]") or own
         if found != own:
             others = [p for p in record.probes if p not in own]
             record = record.model_copy(update={"probes": (*others, *found)})
@@ -148,24 +167,29 @@ def _probed(sweep: Sweep, grid: Sequence[CellSpec], contexts: Mapping[str, float
     return record
 
 
-def _stands_for(place: ProbePlace, known: Sequence[str] = ()) -> tuple[str, ...]:
-    """The suites whose verification a place's rounds tell beside its own."""
-    return tuple(suite for suite in dict.fromkeys((*known, *place.suites)) if suite != place.spec.suite)
+def _stands_for(place: ProbePlace, own: str, known: Sequence[str] = ()) -> tuple[str, ...]:
+    """The suites whose verification rounds on the suite `own` tell beside it."""
+    if place.drafter is not None:
+        return ()
+    return tuple(suite for suite in dict.fromkeys((*known, *place.suites)) if suite != own)
 
 
-def _try_probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int], what: str) -> list[Probe]:
-    try:
-        return _probe(sweep, place, ks)
-    except Exception as error:
-        sweep.listener.note(f"no times for {what}, batch {place.spec.batch}: {failure_message(error)}")
-    # Only now: the exception's traceback has kept the rounds' tensors alive.
-    sweep.release()
+def _try_probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int], number: str) -> list[Probe]:
+    """On the place's first suite that lets itself be timed."""
+    for spec in place.specs:
+        what = f"{place.drafter or 'verification'}, {spec.suite}, batch {spec.batch}"
+        sweep.listener.note(f"timing rounds {number}: {what}")
+        try:
+            return _probe(sweep, place, spec, ks)
+        except Exception as error:
+            sweep.listener.note(f"no times for {what}: {failure_message(error)}")
+        # Only now: the exception's traceback has kept the rounds' tensors alive.
+        sweep.release()
     return []
 
 
-def _probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int]) -> list[Probe]:
+def _probe(sweep: Sweep, place: ProbePlace, spec: CellSpec, ks: Sequence[int]) -> list[Probe]:
     begin = time.perf_counter()
-    spec = place.spec
     requests = _typical(sweep.engine.render(spec, sweep.suites[spec.suite]).requests, spec.batch)
     timed = sweep.engine.time_rounds(spec, requests, ks, drafting=place.drafter is not None)
     share = (time.perf_counter() - begin) / max(1, len(timed))
@@ -173,9 +197,10 @@ def _probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int]) -> list[Probe]:
         Probe(
             drafter=place.drafter,
             suite=spec.suite,
-            suites=_stands_for(place),
+            suites=_stands_for(place, spec.suite),
             batch=spec.batch,
             cost_seconds=share,
+            asked=max(ks),
             **t.model_dump(),
         )
         for t in timed
@@ -188,14 +213,6 @@ def _typical(requests: Sequence[Request], batch: int) -> list[Request]:
     return [ordered[(2 * i + 1) * len(ordered) // (2 * batch)] for i in range(batch)]
 
 
-def read_record(run: Path) -> FastRecord | None:
-    """None where there is none, or one that cannot be understood: it can be made again."""
-    try:
-        return FastRecord.model_validate_json((run / FILE).read_bytes())
-    except (OSError, ValidationError):
-        return None
-
-
 def _write(directory: RunDirectory, record: FastRecord) -> None:
     with directory.locked():
-        write_atomically(directory.path / FILE, record.model_dump_json(indent=1) + "\n")
+        write_record(directory.path, record)

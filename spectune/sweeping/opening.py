@@ -92,7 +92,7 @@ def plan_differences(there: tuple[CellSpec, ...], asked: tuple[CellSpec, ...]) -
 
 
 def _synthetic_differences(there: tuple[CellSpec, ...], asked: tuple[CellSpec, ...]) -> list[str]:
-    if one_setting(spec.synthetic for spec in (*there, *asked)):
+    if one_setting(spec.synthetic for spec in (*there, *asked) if spec.k):
         return []
     rates = [max((spec.synthetic or () for spec in plan), key=len) for plan in (there, asked)]
     words = [", ".join(f"{rate:.4g}" for rate in own) or "off" for own in rates]

@@ -62,7 +62,7 @@ def plan_cells(
             draft_device=info.device if info else target.device,
             repeats=options.repeats,
             graphs=recorded(target.device, options.graphs),
-            synthetic=None if rates is None else rates[:k],
+            synthetic=None if rates is None or k == 0 else rates[:k],
             precision=precision,
         )
         for suite in suites

@@ -32,7 +32,8 @@ class Probe(RoundTiming):
 
     A drafter's probes tell what drafting takes. Without one, arbitrary tokens were verified; K = 0 is a plain step.
     `suites` are those that its verification stands for beside its own, since their contexts are similar;
-    `cost_seconds` is this probe's share of what it took to find out.
+    `cost_seconds` is this probe's share of what it took to find out, `asked` the largest K that was to be timed with
+    it: there may have been no room for it.
     """
 
     drafter: str | None
@@ -40,6 +41,7 @@ class Probe(RoundTiming):
     suites: tuple[str, ...] = ()
     batch: int
     cost_seconds: float
+    asked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +102,16 @@ class Costs:
             """What verification takes more than on the suite of the drafter's probe."""
             return between(here.verifying, k) - between(there.verifying, k)
 
-        if drafts_trees(spec.drafter):
-            return between(own.drafting, spec.k) + between(own.verifying, spec.k) + change(spec.k)
+        # One that does not fill K was timed at widths nobody noted; a tree's was timed at its own.
+        verifying = own.verifying if own.fills or drafts_trees(spec.drafter) else there.verifying
 
-        # One that does not fill K was timed at widths nobody noted.
-        verifying = own.verifying if own.fills else there.verifying
-        return sum(
-            share * (between(own.drafting, width) + between(verifying, width) + change(width))
-            for width, share in widths(counts, spec.k, spec.batch).items()
-        )
+        def cost(k: float) -> float:
+            # No verification takes less than a plain forward, whatever one bad time in a difference says.
+            return between(own.drafting, k) + max(1.0, between(verifying, k) + change(k))
+
+        if drafts_trees(spec.drafter):
+            return cost(spec.k)
+        return sum(share * cost(width) for width, share in widths(counts, spec.k, spec.batch).items())
 
 
 def _curves(own: Mapping[int, Probe]) -> _Curves:

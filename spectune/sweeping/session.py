@@ -65,7 +65,8 @@ def run(
             listener.note(f"{drafter}: {note}")
     memory = tuple(memory_lines(job.loads.values(), job.where))
     unfit = {key: why for key, load in job.loads.items() if (why := infeasible(load, job.where)) is not None}
-    surveyed = survey(job.plan, min(len(suite.prompts) for suite in suites), unfit)
+    prompts = min(len(suite.prompts) for suite in suites)
+    surveyed = survey(job.plan, prompts, unfit)
     is_fast = options.plan == "fast" and is_worth_it(job.plan, len(surveyed))
     first = surveyed if is_fast else job.plan
     if dry_run:
@@ -107,8 +108,10 @@ def run(
     try:
         if is_fast:
             contexts = {name: mean_context({name: own}) for name, own in job.requests.items()}
-            said = run_fast(sweep, job.plan, surveyed, contexts, extend).text()
-            return replace(replace(sweep, plan=directory.info().plan).outcome(job.card), fast=said)
+            said = run_fast(sweep, job.plan, prompts, contexts, extend).text()
+            keys = {spec.key for spec in job.plan}
+            mine = [spec for spec in directory.info().plan if spec.key in keys]
+            return replace(replace(sweep, plan=mine).outcome(job.card), fast=said)
         sweep.run()
     except KeyboardInterrupt:
         plan = directory.info().plan if is_fast else job.plan
