@@ -350,6 +350,20 @@ def test_a_resume_with_another_suite_predicts_it_and_times_no_round_again(tmp_pa
     assert {tuple(p["suites"]) for p in after["probes"] if p["drafter"]} == {()}
 
 
+def test_suites_that_were_timed_apart_do_not_stand_for_each_other(tmp_path, options):  # noqa: F811
+    one, other = write_suites(tmp_path, one=40, other=40)
+    wanted = options(**BIG, suites=(one, other))
+    run(wanted, engine=FakeEngine(), output=tmp_path / "r")
+    record = record_of(tmp_path / "r")
+    apart = [p | {"suite": "other", "suites": []} for p in record["probes"] if p["drafter"] is None]
+    record["probes"] = [p | {"suites": []} for p in record["probes"]] + apart
+    (tmp_path / "r" / "fast.json").write_text(json.dumps(record))
+    engine = FakeEngine()
+    run(wanted, engine=engine, output=tmp_path / "r", resume=True)
+    assert not timed(engine)
+    assert {tuple(p["suites"]) for p in record_of(tmp_path / "r")["probes"]} == {()}
+
+
 def test_a_resume_with_larger_k_times_all_rounds_of_each_place_anew(tmp_path, options):  # noqa: F811
     small = options(**(BIG | {"ks": tuple(range(1, 6))}))
     run(small, engine=FakeEngine(), output=tmp_path / "r")

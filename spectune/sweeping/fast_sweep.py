@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -157,7 +157,8 @@ def _probed(sweep: Sweep, grid: Sequence[CellSpec], contexts: Mapping[str, float
         own = [p for p in record.probes if (p.drafter, p.batch) == (place.drafter, place.spec.batch)]
         own = [p for p in own if p.suite in place.suites]
         if any(p.k == 0 for p in own) and max(max(p.k, p.asked) for p in own) >= max(ks):
-            found = [p.model_copy(update={"suites": _stands_for(place, p.suite, p.suites)}) for p in own]
+            timed = {p.suite for p in own}
+            found = [p.model_copy(update={"suites": _stands_for(place, timed, p.suites)}) for p in own]
         else:  # rounds of some K count beside the K = 0 of the same turns only: no old one can stay
             found = _try_probe(sweep, place, ks, f"[{number}/{len(places)}]") or own
         if found != own:
@@ -167,11 +168,11 @@ def _probed(sweep: Sweep, grid: Sequence[CellSpec], contexts: Mapping[str, float
     return record
 
 
-def _stands_for(place: ProbePlace, own: str, known: Sequence[str] = ()) -> tuple[str, ...]:
-    """The suites whose verification rounds on the suite `own` tell beside it."""
+def _stands_for(place: ProbePlace, timed: Collection[str], known: Sequence[str] = ()) -> tuple[str, ...]:
+    """The suites whose verification the rounds on the suites `timed` tell beside these."""
     if place.drafter is not None:
         return ()
-    return tuple(suite for suite in dict.fromkeys((*known, *place.suites)) if suite != own)
+    return tuple(suite for suite in dict.fromkeys((*known, *place.suites)) if suite not in timed)
 
 
 def _try_probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int], number: str) -> list[Probe]:
@@ -197,7 +198,7 @@ def _probe(sweep: Sweep, place: ProbePlace, spec: CellSpec, ks: Sequence[int]) -
         Probe(
             drafter=place.drafter,
             suite=spec.suite,
-            suites=_stands_for(place, spec.suite),
+            suites=_stands_for(place, {spec.suite}),
             batch=spec.batch,
             cost_seconds=share,
             asked=max(ks),
