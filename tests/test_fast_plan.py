@@ -376,6 +376,16 @@ def test_a_resume_with_larger_k_times_all_rounds_of_each_place_anew(tmp_path, op
     assert len(after) == 5 * 3 * 4
 
 
+def test_a_resume_with_more_k_below_the_largest_times_them(tmp_path, options):  # noqa: F811
+    drafts = tuple("abcdefghijklm")
+    run(options(**(BIG | {"ks": (16,), "drafts": drafts})), engine=FakeEngine(), output=tmp_path / "r")
+    assert {p["k"] for p in record_of(tmp_path / "r")["probes"]} == {0, 16}
+    engine = FakeEngine()
+    run(options(**(BIG | {"ks": (1, 4, 16), "drafts": drafts})), engine=engine, output=tmp_path / "r", resume=True)
+    assert len(timed(engine)) == 3 * 14
+    assert {p["k"] for p in record_of(tmp_path / "r")["probes"]} == {0, 1, 4, 16}
+
+
 def test_what_does_not_fit_is_neither_predicted_nor_chosen(tmp_path, options, monkeypatch):  # noqa: F811
     def too_large(load, _):
         large = load.drafter is not None and load.drafter.name == "large"

@@ -156,7 +156,7 @@ def _probed(sweep: Sweep, grid: Sequence[CellSpec], contexts: Mapping[str, float
     for number, place in enumerate(places, 1):
         own = [p for p in record.probes if (p.drafter, p.batch) == (place.drafter, place.spec.batch)]
         own = [p for p in own if p.suite in place.suites]
-        if any(p.k == 0 for p in own) and max(max(p.k, p.asked) for p in own) >= max(ks):
+        if _tell(own, ks):
             timed = {p.suite for p in own}
             found = [p.model_copy(update={"suites": _stands_for(place, timed, p.suites)}) for p in own]
         else:  # rounds of some K count beside the K = 0 of the same turns only: no old one can stay
@@ -166,6 +166,14 @@ def _probed(sweep: Sweep, grid: Sequence[CellSpec], contexts: Mapping[str, float
             record = record.model_copy(update={"probes": (*others, *found)})
             _write(sweep.directory, record)
     return record
+
+
+def _tell(own: Sequence[Probe], ks: Sequence[int]) -> bool:
+    """Whether a place's probes tell what rounds of these K cost: up to the largest, or as far as there was room."""
+    if not any(p.k == 0 for p in own):
+        return False
+    room = max(p.k for p in own)
+    return max(room, *(p.asked for p in own)) >= max(ks) and len(own) >= sum(k <= room for k in ks)
 
 
 def _stands_for(place: ProbePlace, timed: Collection[str], known: Sequence[str] = ()) -> tuple[str, ...]:
