@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from fake_engine import FakeEngine, model
@@ -116,6 +117,15 @@ def test_a_sweep_survives_failing_cells_and_resumes_exactly(tmp_path, options):
     run(options(ks=(1, 2), drafts=("ngram",)), engine=FakeEngine(), output=tmp_path / "whole")
     whole = essence(tmp_path / "whole")
     assert {k: v for k, v in essence(tmp_path / "r").items() if k in whole} == whole
+
+
+def test_a_warning_that_a_cell_has_twice_counts_as_one_cell(tmp_path, options):
+    outcome = run(options(ks=(2,), drafts=("ngram",)), engine=FakeEngine(), output=tmp_path / "r")
+    (result,) = outcome.results
+    twice = result.model_copy(update={"warnings": ("unstable: plain; x", "unstable: speculative; x", "other: y")})
+    said = closing(replace(outcome, results=(twice,)))
+    assert "warning unstable in 1 of 1 cells" in said
+    assert "warning other in 1 of 1 cells" in said
 
 
 def test_every_cell_failing_is_a_failed_run_without_a_speedup(tmp_path, options):

@@ -105,7 +105,7 @@ def as_text(outcome: SweepOutcome) -> str:
 def closing(outcome: SweepOutcome) -> str:
     """What stands below the table: failures with their reasons, warnings, and the next command."""
     lines = [f"failed ({f.reason}): {describe(f.spec)}: {f.message}" for f in outcome.failures]
-    warnings = Counter(warning.split(": ")[0] for r in outcome.results for warning in r.warnings)
+    warnings = Counter(name for r in outcome.results for name in dict.fromkeys(w.split(": ")[0] for w in r.warnings))
     lines += [f"warning {name} in {n} of {len(outcome.results)} cells" for name, n in warnings.items()]
     if outcome.fast:
         lines.append(outcome.fast)
