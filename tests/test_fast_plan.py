@@ -16,9 +16,11 @@ from test_sweep_session import environment, options  # noqa: F401  (fixtures)
 
 from spectune.engines.engine import Request
 from spectune.reporting.summary import summarise
+from spectune.speedup.run import load_run
 from spectune.sweeping import fast_sweep, session
 from spectune.sweeping.cell import RoundCount
 from spectune.sweeping.fast_plan import (
+    Choice,
     Prediction,
     choose,
     is_worth_it,
@@ -481,8 +483,15 @@ def test_rounds_are_timed_once_the_survey_is_complete_even_if_another_process_he
     assert len(record_of(tmp_path / "r")["predictions"]) == 72
 
 
-def test_processes_that_share_a_run_time_its_rounds_once(tmp_path, options):  # noqa: F811
-    engines = [FakeEngine(pass_seconds=0.002), FakeEngine(pass_seconds=0.002)]
+def test_processes_that_share_a_run_time_its_rounds_once(tmp_path, options, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(fast_sweep, "_POLL_SECONDS", 0.01)
+
+    class Slow(FakeEngine):
+        def time_rounds(self, spec, requests, ks, *, drafting):
+            time.sleep(0.1)
+            return super().time_rounds(spec, requests, ks, drafting=drafting)
+
+    engines = [Slow(pass_seconds=0.002), Slow(pass_seconds=0.002)]
     threads = [
         threading.Thread(
             target=run, args=(options(**BIG),), kwargs={"engine": e, "output": tmp_path / "r", "resume": True}
@@ -599,21 +608,25 @@ def test_an_answer_from_an_unfinished_plan_says_so(tmp_path, options, monkeypatc
     assert caveats() == ()
 
 
-def test_what_an_interrupted_plan_had_chosen_is_measured_by_the_next_one(tmp_path, options):  # noqa: F811
-    seen = []
+def test_what_an_interrupted_plan_had_chosen_is_measured_by_the_next_one(tmp_path, options, monkeypatch):  # noqa: F811
+    wanted = options(**BIG)
+    surveyed = {s.key for s in run(wanted, engine=FakeEngine(), output=tmp_path / "r", dry_run=True).plan}
 
-    def stop(spec):
-        seen.append(spec.key)
-        return KeyboardInterrupt() if seen.count(spec.key) and len(set(seen)) > 8 else None
+    class Stops(FakeEngine):
+        def warm_up(self, spec, requests):
+            if spec.key not in surveyed:
+                raise KeyboardInterrupt
+            return super().warm_up(spec, requests)
 
     with pytest.raises(Interrupted):
-        run(options(**BIG), engine=FakeEngine(failures=stop), output=tmp_path / "r")
-    planned = RunDirectory(tmp_path / "r").info().plan
-    other = options(**(BIG | {"batches": (1, 2)}))
-    outcome = run(other, engine=FakeEngine(), output=tmp_path / "r", resume=True)
+        run(wanted, engine=Stops(), output=tmp_path / "r")
+    planned = {s.key for s in RunDirectory(tmp_path / "r").info().plan}
+    assert len(planned) > len(surveyed)
+    # Other times would choose other cells: say, none.
+    monkeypatch.setattr(fast_sweep, "choose", lambda *_: Choice((), ()))
+    outcome = run(wanted, engine=FakeEngine(), output=tmp_path / "r", resume=True)
     assert not outcome.elsewhere
-    done = {r.key for r in RunDirectory(tmp_path / "r").results()}
-    assert {s.key for s in planned if s.batch < 4} <= done
+    assert {r.key for r in outcome.results} == planned
 
 
 @pytest.mark.parametrize(
@@ -631,7 +644,7 @@ def test_impossible_times_on_disk_are_measured_anew(tmp_path, options, field, va
     assert len(timed(engine)) == 12
     # Without the plain step of its turns a place's times say nothing.
     record = record_of(tmp_path / "r")
-    record["probes"] = [p for p in record["probes"] if p["k"] or p["drafter"]]
+    record["probes"] = [p if p["k"] or p["drafter"] else p | {"k": 2} for p in record["probes"]]
     path.write_text(json.dumps(record))
     engine = FakeEngine()
     run(options(**BIG), engine=engine, output=tmp_path / "r", resume=True)
@@ -702,6 +715,17 @@ def test_synthetic_rates_of_positions_are_cut_at_a_smaller_k():
     places = [s for s in GRID if (s.suite, s.batch, s.drafter) == ("code", 1, "good")]
     found = predict(grid, cells, probes(places))
     assert [found[s.key].acceptance_length for s in grid] == pytest.approx([1.9, 2.35, 2.395], abs=0.005)
+
+
+@pytest.mark.parametrize("plan", ["fast", "full"])
+def test_forced_acceptance_with_the_loop_at_rest_in_the_grid_is_resumed(tmp_path, options, plan):  # noqa: F811
+    wanted = options(**(BIG | {"ks": (0, *range(1, 9))}), synthetic_acceptance="3.2", plan=plan)
+    planned = run(wanted, engine=FakeEngine(), output=tmp_path / "r").plan
+    again = run(wanted, engine=FakeEngine(), output=tmp_path / "r", resume=True)
+    assert again.plan == planned == RunDirectory(tmp_path / "r").info().plan
+    assert {s.k for s in planned} >= {0, 8}
+    assert {s.synthetic for s in planned if s.k == 0} == {None}
+    assert len(load_run(tmp_path / "r").cells) == len(planned)
 
 
 def test_the_full_plan_measures_all(tmp_path, options):  # noqa: F811

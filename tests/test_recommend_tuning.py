@@ -154,7 +154,7 @@ def test_goodput_is_judged_at_the_pace_that_the_rates_are_told_at(tuned):
 
 
 def test_a_cell_that_cannot_be_believed_sets_no_pace_and_is_in_no_pareto_set(tuned):
-    wrong = cell(k=2, speedup=1.2, noise=0.1)
+    wrong = cell(k=2, speedup=2.0, noise=0.1)
     slow_plain = tuple(
         p if p.mode == "speculative" else q for p, q in zip(wrong.passes, slowed(wrong, 10.0).passes, strict=True)
     )
@@ -165,6 +165,24 @@ def test_a_cell_that_cannot_be_believed_sets_no_pace_and_is_in_no_pareto_set(tun
     off = next(c for c in answer.ranking if c.config is None)
     assert off.value.value == pytest.approx(1 / STEP)
     assert answer.choice.value.value == pytest.approx(1.5 / STEP, rel=0.01)
+    (doubtful,) = [c for c in answer.ranking if c.config and c.config.k == 2]
+    assert doubtful.value.value == pytest.approx(2 / STEP, rel=0.01)  # as it was measured
+
+
+def test_goodput_of_a_cell_whose_plain_requests_came_too_late_is_held_against_those_of_the_others(tuned):
+    late = cell(k=2, speedup=2.0, noise=0.1)
+    passes = tuple(
+        p
+        if p.mode == "speculative"
+        else p.model_copy(update={"requests": tuple(r.model_copy(update={"ttft_seconds": 9.0}) for r in p.requests)})
+        for p in late.passes
+    )
+    cells = [late.model_copy(update={"passes": passes}), cell(k=8, speedup=0.8, noise=0.1)]
+    answer = tuned(cells, objective="goodput", slo=ServiceLevel(ttft=5.0)).answers[0]
+    assert answer.choice.config.k == 2
+    assert answer.gain.reason is None
+    off = next(c for c in answer.ranking if c.config is None)
+    assert answer.gain.value == pytest.approx(answer.choice.value.value / off.value.value)
 
 
 def test_each_suite_has_its_own_answer_beside_the_mix(tuned):
