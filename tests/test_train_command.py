@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -22,10 +24,12 @@ from typer.testing import CliRunner
 
 from spectune.cli.app import app
 from spectune.errors import SpectuneError, UsageError
+from spectune.heads.eagle_layouts import load_eagle
 from spectune.training import progress
 from spectune.training.gathering import gather_rows
 from spectune.training.options import TrainOptions
 from spectune.training.progress import Silent
+from spectune.training.prompts import expand, training_book
 
 TRAINED = ("draft", "medusa", "blockwise", "eagle", "eagle3", "exit")
 
@@ -82,6 +86,11 @@ def test_help_needs_no_torch():
     [
         (["eagl"], "did you mean eagle"),
         (["eagle", "--layers", "2"], "--layers is not for eagle"),
+        (["eagle", "--mix", "code=0.5,poems=0.5"], "no suite 'poems' to train on"),
+        (["eagle", "--mix", "code"], "--mix takes SUITE=SHARE"),
+        (["eagle", "--mix", "code=1", "--text", "mine.txt"], "--mix is of our own prompts"),
+        (["medusa", "--start", "demo"], "--start is not for medusa"),
+        (["eagle3", "--start", "demo", "--draft-vocab", "96"], "--draft-vocab is for a new head"),
         (["layer-skip", "--draft-vocab", "10"], "--draft-vocab is not for layer-skip"),
         (["draft", "--draft-vocab", "64"], "--compact"),
         (["draft", "--tokens", "0"], "--tokens must be 1 or more"),
@@ -161,6 +170,66 @@ def test_every_method_trains_is_documented_in_its_folder_and_drafts_losslessly(m
     prompts = random_prompts(3)
     run = decode(target, drafter_of(target, name), prompts, batch=2, k=3)
     assert tokens_of(run) == [reference(target, p, 24) for p in prompts]
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_a_training_goes_on_from_a_trained_head(method, folder, tmp_path):
+    first, still, further = tmp_path / "first", tmp_path / "still", tmp_path / "further"
+    assert train(method, folder, first, "--draft-vocab", "96", "--compact").exit_code == 0
+    more = ("--start", str(first), "--seed", "2", "--tokens", "3000")
+    for output, rate in ((still, "1e-12"), (further, "1e-3")):
+        result = train(method, folder, output, *more, "--learning-rate", rate)
+        assert result.exit_code == 0, result.output
+    record = json.loads((first / "training.json").read_text())
+    for output in (still, further):
+        said = json.loads((output / "training.json").read_text())
+        assert said["options"]["start"] == str(first)
+        assert said["start"] == {name: record[name] for name in said["start"]}
+        assert {"command", "tokens_seen", "text", "held_out"} <= said["start"].keys()
+        assert said["draft_vocabulary"]["size"] == 96
+        assert said["text"]["digest"] != record["text"]["digest"]
+    target = load_tiny(folder)
+    began, same, moved = (load_eagle(path, target.model.layers_count) for path in (first, still, further))
+    assert torch.equal(same.draft_ids, began.draft_ids)
+    assert torch.equal(moved.draft_ids, began.draft_ids)
+    for name, weight in began.state_dict().items():
+        torch.testing.assert_close(same.state_dict()[name], weight, rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(moved.state_dict()[name], weight, rtol=1e-3, atol=1e-5), name
+
+
+def test_a_head_to_go_on_from_that_does_not_fit_is_refused_before_any_text_is_written(folder, tmp_path):
+    assert train("eagle", folder, tmp_path / "eagle", "--draft-vocab", "96").exit_code == 0
+    assert train("medusa", folder, tmp_path / "medusa", "--draft-vocab", "96").exit_code == 0
+    for start, problem in (
+        (str(tmp_path / "eagle"), "holds an eagle head (go on with: spectune train eagle --start"),
+        (str(tmp_path / "medusa"), "holds no EAGLE head but a medusa draft"),
+        (str(tmp_path / "nowhere"), "no folder"),
+        ("demo", "does not fit a target of 2 layers"),
+    ):
+        more = ("--start", start, "--target", str(folder), "-o", str(tmp_path / "o"), "--tokens", "1000000000")
+        error = fails("eagle3", *more)
+        assert problem in str(error), error
+        assert error.exit_code == 2
+
+
+def test_the_record_of_a_head_is_not_needed_to_go_on_from_it(folder, tmp_path):
+    first, further = tmp_path / "first", tmp_path / "further"
+    assert train("eagle3", folder, first, "--draft-vocab", "96").exit_code == 0
+    for damage in ("{", "[]", None):
+        (first / "training.json").unlink(missing_ok=True)
+        if damage is not None:
+            (first / "training.json").write_text(damage)
+        output = further / str(damage is None) / str(damage == "[]")
+        assert train("eagle3", folder, output, "--start", str(first)).exit_code == 0
+        said = json.loads((output / "training.json").read_text())
+        assert "start" not in said
+        assert said["options"]["start"] == str(first)
+
+
+def test_a_mix_decides_what_the_target_is_asked():
+    asked = list(islice(expand(training_book("code=3,math=1")), 40))
+    assert Counter(prompt.category for prompt in asked) == {"code": 30, "math": 10}
+    assert training_book("code=3,math=1").digest != training_book().digest
 
 
 def test_the_search_for_layers_writes_a_draft(folder, tmp_path):

@@ -132,6 +132,17 @@ def test_the_output_rows_learn_in_the_second_half_only():
     assert method.module.lm_head.weight.grad is not None
 
 
+def test_all_of_a_trained_head_learns_from_the_start_and_at_a_lower_rate():
+    method = make(3, steps=3, trained=True)
+    batch = random_batch(len(method.taps))
+    expected, _ = plain_losses(method, batch, 3)
+    loss = method.loss(batch._replace(progress=0.0))
+    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)
+    loss.backward()
+    assert float(method.module.lm_head.weight.grad.abs().max()) > 0
+    assert method.learning_rate < make(3).learning_rate
+
+
 @pytest.mark.parametrize("version", [1, 3])
 def test_half_precision_products_give_nearly_the_same_loss(version):
     method = make(version, steps=3, feature_noise=0.0)

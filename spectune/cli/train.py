@@ -54,10 +54,26 @@ def train(
             panel=_TEXT,
         ),
     ] = None,
+    mix: Annotated[
+        str | None,
+        _option(
+            "--mix",
+            help="Shares of the suites in our own prompts, such as code=0.8,chat=0.2 (default: mostly code).",
+            panel=_TEXT,
+        ),
+    ] = None,
     tokens: Annotated[
         int | None,
         _option(
             "--tokens", help="Tokens of text to train on (default: 60000 on a CPU, a million on a GPU).", panel=_TEXT
+        ),
+    ] = None,
+    start: Annotated[
+        str | None,
+        _option(
+            "--start",
+            help="eagle, eagle3: a trained head to go on from, a folder, a hub id or demo (default: a new head).",
+            panel=_SHAPE,
         ),
     ] = None,
     layers: Annotated[

@@ -12,7 +12,7 @@ Mix = dict[str, float]  # suite -> share; the shares add up to 1
 _EXAMPLE = "write for instance --mix code=0.5,chat=0.5"
 
 
-def parse_mix(text: str, suites: Iterable[str]) -> Mix:
+def parse_mix(text: str, suites: Iterable[str], where: str = "in this run") -> Mix:
     """Shares from `code=3,chat=1`, scaled to add up to 1. Raises UsageError for anything else or an unknown suite."""
     known = list(dict.fromkeys(suites))
     found: Mix = {}
@@ -28,7 +28,7 @@ def parse_mix(text: str, suites: Iterable[str]) -> Mix:
         if name in found:
             raise UsageError(f"--mix names {name} twice", _EXAMPLE)
         if name not in known:
-            raise UsageError(f"--mix: no suite {name!r} in this run", f"it has {', '.join(known)}")
+            raise UsageError(f"--mix: no suite {name!r} {where}", f"there are {', '.join(known)}")
         found[name] = share
     total = math.fsum(found.values())
     return {name: share / total for name, share in found.items()}

@@ -47,6 +47,7 @@ class EagleTraining:
             a small head has nothing to spare for what is not drafted from, so here both weigh 1.
         feature_noise: version 1 reads features with uniform noise, of this half-width relative to their root mean
             square (the authors add ±0.1 to features of about that size).
+        trained: the head has learnt before, so all of it learns from the start, at half the rate.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class EagleTraining:
         steps: int | None = None,
         feature_weight: float = 1.0,
         feature_noise: float = 0.1,
+        trained: bool = False,
     ) -> None:
         predicts_features = module.config.version == 1
         self.module = module
@@ -67,7 +69,9 @@ class EagleTraining:
         self.steps = steps or (1 if predicts_features else 3)
         self.feature_weight = feature_weight if predicts_features else 0.0
         self.feature_noise = feature_noise if predicts_features else 0.0
-        self.learning_rate = 1e-3
+        self.alone_until = 0.0 if trained else _FIRST_STEP_ALONE
+        self.head_frozen_until = 0.0 if trained else _HEAD_FROZEN
+        self.learning_rate = 5e-4 if trained else 1e-3
 
     def loss(self, batch: Batch) -> Tensor:
         """Σ_k 0.8^k times the mean loss of step k, over places whose token the target wrote. Early on step 0 alone.
@@ -76,7 +80,7 @@ class EagleTraining:
         (the authors test the target's first choice, which costs its whole output head; in greedy text it is the same).
         """
         states, teacher = self._split(batch)
-        steps = 1 if batch.progress < _FIRST_STEP_ALONE else self.steps
+        steps = 1 if batch.progress < self.alone_until else self.steps
         if self.feature_noise:
             width = self.feature_noise * states.square().mean().sqrt()
             states = states + (2 * torch.rand_like(states) - 1) * width
@@ -88,7 +92,7 @@ class EagleTraining:
         weight = self.module.output_weight()
         loss = soft_cross_entropy(
             self.module.output_state(outputs),
-            weight if batch.progress >= _HEAD_FROZEN else weight.detach(),
+            weight if batch.progress >= self.head_frozen_until else weight.detach(),
             teacher,
             self.teacher_rows,
             _weights(drafted)[used],

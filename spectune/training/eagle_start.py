@@ -1,7 +1,7 @@
-"""New EAGLE heads that start from parts of their target, so that little text is enough to train them.
+"""What the training of an EAGLE head starts from: parts of its target, so that little text is enough, or a head.
 
-The decoder layer starts as the target's last one, the output rows and the final norm as the target's. The fusion passes
-the state nearest to the output through and ignores the embedding, which the head then learns to use.
+Of a new head the decoder layer starts as the target's last one, the output rows and the final norm as the target's.
+The fusion passes the state nearest to the output through and ignores the embedding, which the head then learns to use.
 
 In version 1 the layer adds nothing at first: it works on normalised states, and what the target's last layer adds is of
 the size of its residual stream, dozens of times as large.
@@ -16,9 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from spectune.decoding.adapter import CausalModel
+from spectune.decoding.head_drafters import head_folder
 from spectune.decoding.lean import LeanModel
 from spectune.decoding.product import Product
+from spectune.errors import UsageError
 from spectune.heads.eagle import EagleConfig, EagleHead, default_taps
+from spectune.heads.eagle_layouts import load_eagle
 from spectune.heads.parallel import draft_rows
 
 
@@ -39,6 +42,23 @@ def start_head(target: CausalModel, version: Literal[1, 3], draft_ids: Tensor | 
         if head.lm_head is not None:
             head.lm_head.weight.copy_(draft_rows(target.head_rows(), draft_ids))
     head = head.to(target.device)
+    head.bind(target.embedding.float(), target.head_rows().float())
+    return head
+
+
+def trained_head(where: str, target: CausalModel, version: Literal[1, 3]) -> EagleHead:
+    """A head from `demo`, a folder or the hub, bound to the target, in float32 on the target's device.
+
+    Raises:
+        UsageError: nothing there, another kind of head, or one made for another target.
+    """
+    kind = "eagle" if version == 1 else "eagle3"
+    folder = head_folder(kind, where)
+    head = load_eagle(folder, target.layers_count)
+    if head.config.version != version:
+        other = "eagle3" if version == 1 else "eagle"
+        raise UsageError(f"{where} holds an {other} head", f"go on with: spectune train {other} --start {where}")
+    head = head.float().to(target.device)
     head.bind(target.embedding.float(), target.head_rows().float())
     return head
 

@@ -51,7 +51,7 @@ def gather_rows(
     ready: list[TextRow] = []
     prompts: Iterable[Prompt]
     if options.text is None:
-        book = training_book()
+        book = training_book(options.mix)
         settings = CorpusSettings(seed=options.seed)
         prompts, digest = expand(book, seed=options.seed), book.digest
     else:

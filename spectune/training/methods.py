@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from spectune.decoding.demo import DEMO_NAME, demo_folder
 from spectune.decoding.loading import Loaded
 from spectune.errors import UsageError
+from spectune.heads.eagle import EagleHead
 from spectune.training.draft import DraftTraining, spread_layers
 from spectune.training.loop import Method
 from spectune.training.options import TrainOptions
@@ -38,9 +39,12 @@ def check_sizes(options: TrainOptions, target: Loaded) -> None:
     """Refuse sizes that do not fit the target, before hours are spent on its text.
 
     Raises:
-        UsageError: layers that the target lacks, or an impossible draft vocabulary.
+        UsageError: layers that the target lacks, an impossible draft vocabulary, or a head to go on from that does not
+            fit.
     """
     layers = target.model.layers_count
+    if options.start is not None:
+        _trained_head(options, target)
     if options.method == "draft":
         spread_layers(_draft_layers(options, layers), layers)
     layer = _exit_layer(options, layers)
@@ -54,6 +58,12 @@ def check_sizes(options: TrainOptions, target: Loaded) -> None:
 def choose_vocabulary(options: TrainOptions, target: Loaded, texts: list[Text]) -> Vocabulary:
     """The ids that the draft may propose, counted on the training text."""
     vocab_size = target.model.vocab_size
+    held_out: Counter[int] = count_written(text for text in texts if text.is_held_out)
+    if options.start is not None:
+        kept = _trained_head(options, target).draft_ids
+        if kept is None:
+            return Vocabulary(None, vocab_size, 1.0)
+        return Vocabulary(kept, len(kept), coverage(held_out, kept))
     size = options.draft_vocab
     if size is None:
         trims = vocab_size > _SMALL_VOCAB and (options.method != "draft" or options.compact)
@@ -62,7 +72,6 @@ def choose_vocabulary(options: TrainOptions, target: Loaded, texts: list[Text]) 
         return Vocabulary(None, vocab_size, 1.0)
     counts = count_written(text for text in texts if not text.is_held_out)
     ids = draft_vocabulary(counts, size, vocab_size, _forced(target))
-    held_out: Counter[int] = count_written(text for text in texts if text.is_held_out)
     return Vocabulary(ids.to(target.model.device), size, coverage(held_out, ids))
 
 
@@ -92,9 +101,22 @@ def make_method(options: TrainOptions, target: Loaded, vocabulary: Vocabulary) -
         from spectune.training.eagle import EagleTraining
         from spectune.training.eagle_start import start_head
 
-        head = start_head(model, 3 if options.method == "eagle3" else 1, ids)
-        method = EagleTraining(head, rows, layers)
+        if options.start is None:
+            method = EagleTraining(start_head(model, _version(options), ids), rows, layers)
+        else:
+            method = EagleTraining(_trained_head(options, target), rows, layers, trained=True)
     return cast(Method, method)
+
+
+def _trained_head(options: TrainOptions, target: Loaded) -> EagleHead:
+    from spectune.training.eagle_start import trained_head
+
+    assert options.start is not None
+    return trained_head(options.start, target.model, _version(options))
+
+
+def _version(options: TrainOptions) -> Literal[1, 3]:
+    return 3 if options.method == "eagle3" else 1
 
 
 def _exit(options: TrainOptions, target: Loaded, ids: Tensor | None) -> Any:

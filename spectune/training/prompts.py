@@ -12,11 +12,12 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from random import Random
 from typing import Any, Literal
 
+from spectune.recommending.mix import parse_mix
 from spectune.suites.prompt import Message, Prompt
 
 _SLOT = re.compile(r"\{([a-z_]+[0-9]?)(?:#([2-9]))?(?::(\d+)-(\d+)(?::(\d+))?)?\}")
@@ -52,7 +53,7 @@ class Stub:
 class PromptBook:
     """Everything prompts are made of. `shares` weigh the categories."""
 
-    shares: Mapping[str, int]
+    shares: Mapping[str, float]
     slots: Mapping[str, Sequence[str]]
     templates: tuple[Template, ...]
     stubs: tuple[Stub, ...]
@@ -65,9 +66,14 @@ class PromptBook:
         return hashlib.sha256(json.dumps(whole, ensure_ascii=False).encode()).hexdigest()[:16]
 
 
-def training_book() -> PromptBook:
-    """The prompt book that comes with the package."""
-    return parse_book((files("spectune") / "workloads" / "training.toml").read_text("utf-8"))
+def training_book(mix: str | None = None) -> PromptBook:
+    """The prompt book that comes with the package; a `mix` such as `code=0.8,math=0.2` replaces its shares.
+
+    Raises:
+        UsageError: a mix of other categories, or no mix.
+    """
+    book = parse_book((files("spectune") / "workloads" / "training.toml").read_text("utf-8"))
+    return book if mix is None else replace(book, shares=parse_mix(mix, book.shares, "to train on"))
 
 
 def parse_book(text: str) -> PromptBook:

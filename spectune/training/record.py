@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +31,18 @@ def about(options: TrainOptions, command: Sequence[str], target: Loaded) -> dict
         "device": target.info.device,
         "threads": torch.get_num_threads(),
     }
+
+
+def of_start(folder: Path) -> dict[str, Any]:
+    """What is known of the head that a training goes on from: the record beside it, if there is one."""
+    try:
+        record = json.loads((folder / "training.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(record, dict):
+        return {}
+    kept = ("spectune_version", "finished_at", "command", "start", "text", "tokens_seen", "held_out")
+    return {"start": {name: record[name] for name in kept if name in record}}
 
 
 def of_training(

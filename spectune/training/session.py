@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from spectune.decoding.demo import cache_folder
+from spectune.decoding.head_drafters import head_folder
 from spectune.decoding.loading import Loaded, load, pick_device, pick_dtype
 from spectune.errors import UsageError
 from spectune.sweeping.atomic import write_atomically
@@ -30,7 +31,7 @@ from spectune.training.loop import Loop, LoopSettings, Report, Stopped
 from spectune.training.methods import check_sizes, choose_vocabulary, make_method
 from spectune.training.options import TrainOptions, flag
 from spectune.training.progress import Listener, Silent
-from spectune.training.record import about, of_search, of_training
+from spectune.training.record import about, of_search, of_start, of_training
 from spectune.training.signals import Stop
 from spectune.training.states import StateProgress, StateStore
 from spectune.training.text import Text, texts_digest, texts_of
@@ -173,6 +174,8 @@ class _Session:
         if self.options.method == "draft" and not self.options.compact and target.tokenizer is not None:
             target.tokenizer.save_pretrained(self.output)
         record = of_training(data, digest, vocabulary, trained, self.seconds, loop.curves, found)
+        if self.options.start is not None:
+            record = of_start(head_folder(self.options.method, self.options.start)) | record
         return self._finish(target, record)
 
     def _search(self, target: Loaded, texts: list[Text]) -> Outcome:
