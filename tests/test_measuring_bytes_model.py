@@ -19,6 +19,7 @@ from spectune.measuring.bytes_model import (
     theory_card,
 )
 from spectune.measuring.nvml import GpuReadings
+from spectune.sweeping.card import card_text
 from spectune.sweeping.cell import ModelInfo, PassResult, Reading, RequestResult, RoundTimes
 
 PEAK = Reading(value=1e9, source="copy: torch dot")
@@ -301,6 +302,20 @@ def test_the_card_predicts_ceilings_and_costs_per_batch() -> None:
     assert drafts["ngram", 10, 2].cost_ratio == 0
     assert drafts["ngram", 10, 2].break_even_acceptance == 0
     assert drafts["big", 1, 2].break_even_acceptance is None
+
+
+def test_the_card_in_words_has_a_line_per_drafter_with_its_break_even_over_the_range_of_k() -> None:
+    drafts = {"small": model(weights=400_000), "ngram": None, "big": model(weights=3_000_000), "twin": model()}
+    card = theory_card(model(), drafts, batches=[1], ks=[1, 3], mean_context=0, peak=PEAK)
+    lines = [line.strip() for line in card_text(card).splitlines()]
+    assert [line for line in lines if line.startswith("small")] == [
+        "small: a draft step reads 0.40 of a target step: pays above 40% acceptance per token at K 1, above 61% at K 3"
+    ]
+    x = 0.61
+    assert x + x**2 + x**3 == pytest.approx(3 * 0.4, abs=0.02)
+    assert "twin: a draft step reads 1.00 of a target step: pays above 100% acceptance per token" in lines
+    assert "big: a draft step reads 3.00 of a target step: cannot pay" in lines
+    assert sum(line.startswith("ngram:") for line in lines) == 1
 
 
 def test_without_a_peak_the_card_has_no_ceiling_but_keeps_the_costs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -56,6 +57,24 @@ def test_the_answer_comes_first_and_the_next_commands_last(spectune, run):
     ]
     for words in commands:
         assert spectune(*words[1:])[0] == 0
+
+
+def test_the_next_commands_ask_for_the_same_answer(spectune, tmp_path):
+    cells = [cell(suite=suite, batch=b, speedup=1.5) for suite in ("code", "chat") for b in (1, 4)]
+    run = write_run(tmp_path / "mixed", cells)
+    asked = ["--mix", "code=0.75,chat=0.25", "--objective", "goodput", "--slo", "ttft=1s,tpot=250ms"]
+    _, out, _ = spectune("recommend", run, *asked)
+    lines = out.splitlines()
+    commands = [shlex.split(line.split("#")[0]) for line in lines[lines.index("next") + 1 :]]
+    asked[-1] = "ttft=1000ms,tpot=250ms"
+    for words in commands:
+        assert words[:3] == ["spectune", words[1], str(run)]
+        if words[1] == "recommend":
+            assert words[3 : 3 + len(asked)] == asked
+            code, again, _ = spectune(*words[1:])
+            assert code == 0
+            assert again.splitlines()[1] == lines[1]
+    assert [words[1] for words in commands].count("recommend") == 2
 
 
 def test_every_suite_and_batch_has_a_row_with_bars_in_proportion(spectune, tmp_path):

@@ -53,6 +53,12 @@ class ServiceLevel:
         in_time = self.ttft is None or request.ttft_seconds <= pace * self.ttft
         return in_time and (self.tpot is None or per_token is None or per_token <= pace * self.tpot)
 
+    @property
+    def option(self) -> str:
+        """What --slo takes."""
+        limits = (("ttft", self.ttft), ("tpot", self.tpot))
+        return ",".join(f"{name}={value * 1e3:g}ms" for name, value in limits if value is not None)
+
     def __str__(self) -> str:
         limits = (("TTFT", self.ttft), ("TPOT", self.tpot))
         return ", ".join(f"{name} at most {value * 1e3:g} ms" for name, value in limits if value is not None)

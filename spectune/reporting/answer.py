@@ -76,8 +76,20 @@ def warning_line(summary: Summary) -> str | None:
 def next_commands(summary: Summary) -> Iterator[tuple[str, str]]:
     """Commands to run next, each with what it gives."""
     run = shlex.quote(str(summary.run.path))
+    asked = _asked(summary)
     if any(e.text for e in summary.exports):
         engine = next(e.engine for e in summary.exports if e.text)
-        yield f"spectune recommend {run} --for {engine}", f"settings for {engine}"
-    yield f"spectune recommend {run} --all", "regret, Pareto set, all advice, warnings and settings"
+        yield f"spectune recommend {run}{asked} --for {engine}", f"settings for {engine}"
+    yield f"spectune recommend {run}{asked} --all", "regret, Pareto set, all advice, warnings and settings"
     yield f"spectune report {run}", "all of it with figures, as one HTML page"
+
+
+def _asked(summary: Summary) -> str:
+    """The options that decided this answer, for the same answer from another command."""
+    words: list[str] = []
+    if summary.mix:
+        words += ["--mix", ",".join(f"{suite}={share:g}" for suite, share in summary.mix.items())]
+    if summary.goal:
+        objective, slo = summary.goal
+        words += ["--objective", objective, *(("--slo", slo.option) if slo else ())]
+    return "".join(f" {shlex.quote(word)}" for word in words)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from spectune.measuring.bytes_model import TheoryCard
+from collections.abc import Sequence
+
+from spectune.measuring.bytes_model import DraftTheory, TheoryCard
 
 
 def card_text(card: TheoryCard) -> str:
@@ -26,18 +28,20 @@ def card_text(card: TheoryCard) -> str:
             f"    {name}: drafting reads no weights; every accepted token pays where verifying costs one plain step"
             for name in free
         ]
-        lines += [
-            f"    {draft.drafter}, K {draft.k}: {_verdict(draft.cost_ratio, draft.break_even_acceptance)}"
-            for draft in drafts
-            if draft.drafter not in free
-        ]
+        for name in dict.fromkeys(draft.drafter for draft in drafts if draft.drafter not in free):
+            lines.append(f"    {name}: {_verdict([draft for draft in drafts if draft.drafter == name])}")
     return "\n".join(lines)
 
 
-def _verdict(cost_ratio: float | None, needed: float | None) -> str:
-    if cost_ratio is None:
+def _verdict(drafts: Sequence[DraftTheory]) -> str:
+    """Of one drafter at all K."""
+    if (ratio := drafts[0].cost_ratio) is None:
         return "cost unknown"
-    cost = f"a draft step reads {cost_ratio:.2f} of a target step"
-    if needed is None:
+    cost = f"a draft step reads {ratio:.2f} of a target step"
+    needed = [(draft.break_even_acceptance, draft.k) for draft in drafts if draft.break_even_acceptance is not None]
+    if not needed:
         return f"{cost}: cannot pay"
-    return f"{cost}: pays above {needed:.0%} acceptance per token"
+    (least, first), (most, last) = min(needed), max(needed)
+    if f"{least:.0%}" == f"{most:.0%}":
+        return f"{cost}: pays above {least:.0%} acceptance per token"
+    return f"{cost}: pays above {least:.0%} acceptance per token at K {first}, above {most:.0%} at K {last}"
