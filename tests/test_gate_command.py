@@ -276,6 +276,14 @@ def test_one_repeat_is_warned_of_when_the_baseline_is_written(spectune, tmp_path
     assert "--repeats 8" in err
 
 
+def test_the_acceptance_length_is_shown_where_nothing_is_asked_of_it(spectune, runs, tmp_path):
+    page = tmp_path / "gate.md"
+    code, out, _ = spectune("gate", runs["bad"], "--require", "speedup>=0.1", "--markdown", page)
+    assert code == 0
+    assert re.search(r"\b2\.00 +1\.\d\d +PASS", out)
+    assert re.search(r"\| 2\.00 \| 1\.\d\d \|", page.read_text())
+
+
 def test_a_run_without_any_cell_is_no_pass_for_requirements_either(spectune, tmp_path):
     empty = write_run(tmp_path / "empty")
     assert spectune("gate", empty, "--require", "speedup>=1", "--tolerance", "1%")[0] == 3

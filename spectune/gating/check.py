@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from spectune.gating.metric import Kind, Level
@@ -42,12 +43,13 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All checks of a gate. `notes` are facts that decide nothing."""
+    """All checks of a gate. `notes` and the cells' acceptance `lengths` are facts that decide nothing."""
 
     run: str
     baseline: str | None
     checks: tuple[Check, ...]
     notes: tuple[str, ...] = ()
+    lengths: Mapping[Place, float] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:

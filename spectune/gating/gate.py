@@ -47,7 +47,8 @@ def gate(run: Baseline, baseline: Baseline | None, policy: Policy) -> Outcome:
         notes += _notes(run, baseline)
     for requirement, level in policy.requirements:
         checks += required.judge(requirement, level, run)
-    return Outcome(run.run, None if baseline is None else baseline.run, tuple(checks), tuple(notes))
+    lengths = {c.place: v for c in run.cells if (v := exact.exact_values(c)["acceptance_length"]) is not None}
+    return Outcome(run.run, None if baseline is None else baseline.run, tuple(checks), tuple(notes), lengths)
 
 
 def _run_checks(run: Baseline, baseline: Baseline | None) -> Iterator[Check]:

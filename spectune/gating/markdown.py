@@ -23,7 +23,7 @@ def markdown(outcome: Outcome) -> str:
         lines.append(f"- **{trouble.verdict}**{level} {_escape(trouble.text)}")
     lines += ["", "| cell | acceptance length | speedup | verdict |", "|---|---|---|---|"]
     for row in rows(outcome):
-        acceptance, speedup = _escape(numbers(row.acceptance)), _escape(numbers(row.speedup))
+        acceptance, speedup = _escape(numbers(row.acceptance, row.length)), _escape(numbers(row.speedup))
         verdict = f"{_SIGNS[row.verdict]} {row.verdict}"
         lines.append(f"| {_escape(label(row.place))} | {acceptance} | {speedup} | {verdict} |")
     lines += ["", *(f"- {_escape(note)}" for note in outcome.notes)]

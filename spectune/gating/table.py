@@ -13,12 +13,16 @@ _ORDER: tuple[Verdict, ...] = ("REGRESSION", "RUN FAILED", "CANNOT JUDGE", "PASS
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One cell: the worst verdict of its checks, of those that only warn if there are no others."""
+    """One cell: the worst verdict of its checks, of those that only warn if there are no others.
+
+    `length` is its acceptance length, for where nothing was asked of that.
+    """
 
     place: Place
     verdict: Verdict
     acceptance: Check | None
     speedup: Check | None
+    length: float | None = None
 
 
 def rows(outcome: Outcome) -> list[Row]:
@@ -33,6 +37,7 @@ def rows(outcome: Outcome) -> list[Row]:
             _worst([c for c in own if c.level == "error"] or own),
             _first(own, "acceptance_length"),
             _first(own, "speedup"),
+            outcome.lengths.get(place),
         )
         for place, own in found.items()
     ]
@@ -70,20 +75,20 @@ def _first(checks: list[Check], name: str) -> Check | None:
     return next((c for c in named if not c.required), next(iter(named), None))
 
 
-def numbers(check: Check | None) -> str:
-    """`2.31 -> 2.28 (-1.3 %)`, as far as it is known."""
+def numbers(check: Check | None, otherwise: float | None = None) -> str:
+    """`2.31 -> 2.28 (-1.3 %)`, as far as it is known; without a check the number alone."""
     if check is None or check.now is None:
-        return "n/a"
+        return "n/a" if otherwise is None else f"{otherwise:.2f}"
     if check.before is None:
         return f"{check.now:.2f}"
     change = f" ({100 * check.change:+.1f} %)" if check.change else ""
     return f"{check.before:.2f} -> {check.now:.2f}{change}"
 
 
-def short_numbers(check: Check | None) -> str:
+def short_numbers(check: Check | None, otherwise: float | None = None) -> str:
     """`2.28 (-1.3 %)`, where room is scarce."""
     if check is None or check.now is None:
-        return "n/a"
+        return "n/a" if otherwise is None else f"{otherwise:.2f}"
     return f"{check.now:.2f}" + (f" ({100 * check.change:+.1f} %)" if check.change else "")
 
 

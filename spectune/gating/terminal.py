@@ -28,7 +28,8 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     table = grid("", columns, left=("suite", "draft", "verdict"))
     for row in rows(outcome):
         suite, drafter, _, k, batch = row.place
-        texts = (suite, str(batch), drafter, str(k), short_numbers(row.acceptance), short_numbers(row.speedup))
+        length, speedup = short_numbers(row.acceptance, row.length), short_numbers(row.speedup)
+        texts = (suite, str(batch), drafter, str(k), length, speedup)
         table.add_row(*map(cell, texts), Text(row.verdict, style=_COLOURS[row.verdict]))
     if table.row_count:
         console.print(table)
