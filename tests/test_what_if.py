@@ -261,3 +261,14 @@ def test_predict_shows_the_best_drafter_by_batch_and_each_with_all(tmp_path, spe
     assert "tree:other: trees are not predicted" in out
     _, out, _ = spectune("predict", both, "--k", "4", "--batch", "1,4", "--all")
     assert out.count("estimate: code: ") == 2
+
+
+def test_where_no_drafter_is_faster_the_verdict_says_whether_that_is_known(tmp_path, spectune):
+    cells = [timed(k, b) for k in (1, 2, 4, 6) for b in (1, 2, 4, 8)]
+    first = [c.spec.model_copy(update={"drafter": "another"}) for c in cells]
+    copies = [c.model_copy(update={"spec": s, "key": s.key}) for c, s in zip(cells, first, strict=True)]
+    both = write_run(tmp_path / "run", [*copies, *cells])
+    _, out, _ = spectune("predict", both, "--k", "4", "--batch", "1,1024")
+    rows = {line.split()[0]: line for line in out.splitlines() if line.strip()[:1].isdigit()}
+    assert ", K 4" in rows["1"]
+    assert "OFF (SLOWER)" in rows["1024"]

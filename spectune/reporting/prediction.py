@@ -78,7 +78,7 @@ def _best_table(suite: str, known: Sequence[Prediction]) -> Table:
     for batch in _some(list(known[0].best)):
         p = max(known, key=lambda p, b=batch: (p.best[b] > 0, _shown(b, p).speedup.value))  # type: ignore[misc]
         row = _shown(batch, p)
-        use = f"{p.drafter}, K {row.k}" if p.best[batch] else "OFF"
+        use = f"{p.drafter}, K {row.k}" if p.best[batch] else f"OFF ({row.verdict})"
         table.add_row(*map(cell, (str(batch), use, *_numbers(row))))
     return table
 
