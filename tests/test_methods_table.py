@@ -46,6 +46,28 @@ def test_the_making_of_a_head_is_told_from_its_file(tmp_path):
     assert "`spectune train eagle3 -o x`" in row
 
 
+def test_a_head_that_went_on_from_another_tells_of_both_trainings(tmp_path):
+    first = {
+        "tokens_seen": 1000,
+        "command": ["spectune", "train", "eagle3", "-o", "first"],
+        "held_out": {"acceptance": [0.1], "overlap": [0.1]},
+        "curve": [{"tokens": 1000, "acceptance": [0.125]}],
+    }
+    made = {
+        "tokens_seen": 500,
+        "command": ["spectune", "train", "eagle3", "--start", "first"],
+        "start": first,
+        "held_out": {"acceptance": [0.5], "overlap": [0.25]},
+        "curve": [{"tokens": 500, "acceptance": [0.5]}],
+    }
+    (tmp_path / "eagle3").mkdir()
+    (tmp_path / "eagle3" / "training.json").write_text(json.dumps(made))
+    row = training_table([tmp_path / "eagle3"]).splitlines()[2]
+    assert "| 1,000 + 500 | 0.50 | 0.25 |" in row
+    assert "`spectune train eagle3 -o first`, then `spectune train eagle3 --start first`" in row
+    assert "1,000: 0.12; then, on its own text, 500: 0.50" in curve_table([tmp_path / "eagle3"])
+
+
 def test_a_staged_drafter_stands_beside_its_second_stage_alone_with_the_reason():
     rounds = rounds_of((4, 4), (4, 0))
     slow = cell(drafter="staged:ngram>small", speedup=0.9, rounds=rounds, cost_ratio=0.5)

@@ -51,21 +51,30 @@ def training_table(folders: Iterable[Path]) -> str:
     """What made each shipped head, from its training.json."""
     rows = []
     for folder in sorted(folders):
-        made = json.loads((folder / "training.json").read_text("utf-8"))
-        held_out = made.get("held_out") or {}
+        trainings = _trainings(folder)
+        held_out = trainings[-1].get("held_out") or {}
         size = sum(f.stat().st_size for f in folder.iterdir())
         rows.append(
             [
                 f"`{folder.name}`",
                 f"{size / 1e6:.1f}",
-                f"{made.get('tokens_seen', 0):,}",
+                " + ".join(f"{made.get('tokens_seen', 0):,}" for made in trainings),
                 _list(held_out.get("acceptance")),
                 _list(held_out.get("overlap")),
-                f"`{shlex.join(made['command'])}`",
+                ", then ".join(f"`{shlex.join(made['command'])}`" for made in trainings),
             ]
         )
     head = ["head", "MB", "tokens seen", "held-out acceptance by position", "overlap 1 − TV", "made by"]
     return markdown(head, rows)
+
+
+def _trainings(folder: Path) -> list[dict[str, Any]]:
+    """The records of a head and of those that it went on from, the first training first."""
+    record = json.loads((folder / "training.json").read_text("utf-8"))
+    found = [record]
+    while record := record.get("start") or {}:
+        found.insert(0, record)
+    return found
 
 
 def staged_table(found: Sequence[Profile]) -> str:
@@ -128,10 +137,10 @@ def curve_table(folders: Iterable[Path]) -> str:
     """How each shipped head's acceptance at the first position grew with the tokens seen."""
     rows = []
     for folder in sorted(folders):
-        points = json.loads((folder / "training.json").read_text("utf-8")).get("curve") or []
-        if points:
-            grown = ", ".join(f"{p['tokens']:,}: {_number(p['acceptance'][0])}" for p in points)
-            rows.append([f"`{folder.name}`", grown])
+        curves = [made.get("curve") or [] for made in _trainings(folder)]
+        grown = [", ".join(f"{p['tokens']:,}: {_number(p['acceptance'][0])}" for p in points) for points in curves]
+        if any(grown):
+            rows.append([f"`{folder.name}`", "; then, on its own text, ".join(filter(None, grown))])
     return markdown(["head", "tokens seen: held-out acceptance at position 1"], rows)
 
 

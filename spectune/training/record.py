@@ -41,7 +41,7 @@ def of_start(folder: Path) -> dict[str, Any]:
         return {}
     if not isinstance(record, dict):
         return {}
-    kept = ("spectune_version", "finished_at", "command", "start", "text", "tokens_seen", "held_out")
+    kept = ("spectune_version", "finished_at", "command", "start", "text", "tokens_seen", "held_out", "curve")
     return {"start": {name: record[name] for name in kept if name in record}}
 
 
