@@ -232,6 +232,18 @@ def test_a_mix_decides_what_the_target_is_asked():
     assert training_book("code=3,math=1").digest != training_book().digest
 
 
+def test_a_mix_given_to_a_training_is_what_its_text_is_made_of(folder):
+    rows = gather_rows(TrainOptions("eagle", str(folder), tokens=1500, mix="math=1"), load_tiny(folder), Silent())
+    assert len(rows) > 3
+    assert {row.id.rpartition("-")[0] for row in rows} == {"math"}
+
+
+def test_others_may_read_a_trained_head_as_they_may_any_new_file(folder, tmp_path):
+    assert train("medusa", folder, tmp_path / "medusa", "--draft-vocab", "96").exit_code == 0
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "medusa" / "model.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_the_search_for_layers_writes_a_draft(folder, tmp_path):
     output = tmp_path / "skip"
     result = train("layer-skip", folder, output, "--minutes", "0.05")

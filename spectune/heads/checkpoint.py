@@ -174,7 +174,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, int8: bool = Fals
         else:
             stored[name] = tensor
     scratch = path.with_suffix(f".{os.getpid()}.part")
+    scratch.touch()
+    mode = scratch.stat().st_mode
     save_file(stored, scratch, metadata={"format": "pt"})
+    scratch.chmod(mode)  # safetensors leaves a file that its owner alone may read
     os.replace(scratch, path)
 
 
