@@ -427,3 +427,8 @@ def test_a_training_with_other_settings_or_texts_is_not_mixed_into_an_old_one(fo
     result = train("exit", folder, output, "--resume")
     assert isinstance(result.exception, UsageError)
     assert "other data or settings" in str(result.exception)
+
+
+def test_a_checkpoint_belongs_to_the_head_that_its_training_went_on_from():
+    starts = (None, "first", "second")
+    assert len({TrainOptions("eagle", start=start).fingerprint("target", "texts") for start in starts}) == 3
