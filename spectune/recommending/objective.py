@@ -56,12 +56,14 @@ class ServiceLevel:
     @property
     def option(self) -> str:
         """What --slo takes."""
-        limits = (("ttft", self.ttft), ("tpot", self.tpot))
-        return ",".join(f"{name}={value * 1e3:g}ms" for name, value in limits if value is not None)
+        return ",".join(f"{name}={value:g}ms" for name, value in self._milliseconds())
 
     def __str__(self) -> str:
-        limits = (("TTFT", self.ttft), ("TPOT", self.tpot))
-        return ", ".join(f"{name} at most {value * 1e3:g} ms" for name, value in limits if value is not None)
+        return ", ".join(f"{name.upper()} at most {value:g} ms" for name, value in self._milliseconds())
+
+    def _milliseconds(self) -> list[tuple[str, float]]:
+        limits = (("ttft", self.ttft), ("tpot", self.tpot))
+        return [(name, value * 1e3) for name, value in limits if value is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,8 @@ class _Session:
             trust_remote_code=self.options.trust_remote_code,
         )
         check_sizes(self.options, target)
+        # Read now: hours later the folder may hold another head.
+        start = {} if self.options.start is None else of_start(head_folder(self.options.method, self.options.start))
         texts = self._texts(target)
         if self.options.method == "layer-skip":
             return self._search(target, texts)
@@ -174,9 +176,7 @@ class _Session:
         if self.options.method == "draft" and not self.options.compact and target.tokenizer is not None:
             target.tokenizer.save_pretrained(self.output)
         record = of_training(data, digest, vocabulary, trained, self.seconds, loop.curves, found)
-        if self.options.start is not None:
-            record = of_start(head_folder(self.options.method, self.options.start)) | record
-        return self._finish(target, record)
+        return self._finish(target, start | record)
 
     def _search(self, target: Loaded, texts: list[Text]) -> Outcome:
         """Find the blocks that the target can skip."""
