@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -117,6 +119,32 @@ def test_a_sweep_survives_failing_cells_and_resumes_exactly(tmp_path, options):
     run(options(ks=(1, 2), drafts=("ngram",)), engine=FakeEngine(), output=tmp_path / "whole")
     whole = essence(tmp_path / "whole")
     assert {k: v for k, v in essence(tmp_path / "r").items() if k in whole} == whole
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("becomes", ["an error", "nothing"])
+def test_an_interruption_that_a_library_turns_into_something_else_still_ends_the_sweep(
+    tmp_path, options, number, becomes
+):
+    def careless(spec):
+        if spec.k != 2:
+            return None
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            if becomes == "an error":
+                raise RuntimeError("error calling function: KeyboardInterrupt") from None
+        return None
+
+    former = signal.signal(number, signal.default_int_handler)  # not ignored, as it is in a shell's background
+    try:
+        with pytest.raises(Interrupted, match=f"{2 if becomes == 'nothing' else 1} of 3 cells are finished"):
+            run(options(ks=(1, 2, 3), drafts=("ngram",)), engine=FakeEngine(failures=careless), output=tmp_path / "r")
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, former)
+    assert RunDirectory(tmp_path / "r").failures() == ()
 
 
 def test_a_warning_that_a_cell_has_twice_counts_as_one_cell(tmp_path, options):

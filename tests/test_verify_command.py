@@ -175,14 +175,21 @@ def test_an_audit_that_breaks_off_exits_with_4_and_the_others_are_kept(verify, m
     assert {a.cell.batch for a in read_audits(tmp_path / "run")} == {1, 4}
 
 
-def test_an_interrupt_keeps_what_was_finished(verify, monkeypatch, tmp_path):
+@pytest.mark.parametrize("becomes", ["itself", "an error"])
+def test_an_interrupt_keeps_what_was_finished(verify, monkeypatch, tmp_path, becomes):
     from spectune.verifying import audit
 
     good = audit.decode_speculatively
 
     def interrupted(engine, spec, *rest, **more):
         if spec.batch == 3:
-            raise KeyboardInterrupt
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+            except KeyboardInterrupt:
+                if becomes == "itself":
+                    raise
+                raise RuntimeError("error calling function: KeyboardInterrupt") from None
         return good(engine, spec, *rest, **more)
 
     monkeypatch.setattr(audit, "decode_speculatively", interrupted)

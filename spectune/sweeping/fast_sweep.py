@@ -23,7 +23,7 @@ from spectune.sweeping.fast_record import FastRecord, read_record, write_record
 from spectune.sweeping.figures import figures
 from spectune.sweeping.round_costs import Probe
 from spectune.sweeping.rundir import RunDirectory
-from spectune.sweeping.sweep import Sweep, failure_message, sigterm_as_interrupt
+from spectune.sweeping.sweep import Sweep, failure_message
 
 _POLL_SECONDS = 1.0  # between looks at cells that another process is measuring
 
@@ -70,7 +70,7 @@ def run_fast(
     record = read_record(directory.path) or FastRecord(grid_cells=len(grid))
     _write(directory, record.model_copy(update={"grid_cells": len(grid), "complete": False}))
     first = _survey(sweep, grid, prompts, extend)
-    with sigterm_as_interrupt(), directory.locked("fast"):
+    with directory.locked("fast"):
         record = read_record(directory.path) or FastRecord(grid_cells=len(grid))
         record = _probed(sweep, grid, contexts, record)
         surveyed = [r for r in directory.results() if r.key in {spec.key for spec in first} and not _is_wrong(r)]
@@ -105,8 +105,7 @@ def _survey(sweep: Sweep, grid: Sequence[CellSpec], prompts: int, extend: Extend
         first |= {spec.key: spec for spec in new}
         extend(tuple(first.values()))
         replace(sweep, plan=new).run()
-        with sigterm_as_interrupt():
-            _wait(sweep, new)
+        _wait(sweep, new)
         for spec in new:
             failed = None if sweep.directory.is_finished(spec.key) else sweep.directory.failure(spec.key)
             if failed is not None and failed.reason == "oom":

@@ -9,6 +9,7 @@ from pathlib import Path
 from spectune import __version__
 from spectune.engines.engine import Engine, Request
 from spectune.errors import UsageError
+from spectune.interrupts import interrupts
 from spectune.measuring.bandwidth import peak_reading
 from spectune.measuring.bytes_model import TheoryCard, theory_card
 from spectune.measuring.device_memory import total_memory
@@ -106,13 +107,14 @@ def run(
         unfit,
     )
     try:
-        if is_fast:
-            contexts = {name: mean_context({name: own}) for name, own in job.requests.items()}
-            said = run_fast(sweep, job.plan, prompts, contexts, extend).text()
-            keys = {spec.key for spec in job.plan}
-            mine = [spec for spec in directory.info().plan if spec.key in keys]
-            return replace(replace(sweep, plan=mine).outcome(job.card), fast=said)
-        sweep.run()
+        with interrupts():
+            if is_fast:
+                contexts = {name: mean_context({name: own}) for name, own in job.requests.items()}
+                said = run_fast(sweep, job.plan, prompts, contexts, extend).text()
+                keys = {spec.key for spec in job.plan}
+                mine = [spec for spec in directory.info().plan if spec.key in keys]
+                return replace(replace(sweep, plan=mine).outcome(job.card), fast=said)
+            sweep.run()
     except KeyboardInterrupt:
         plan = directory.info().plan if is_fast else job.plan
         done = sum(directory.is_finished(spec.key) for spec in plan)

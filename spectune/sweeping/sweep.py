@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import gc
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 from spectune.engines.engine import Engine
 from spectune.errors import SpectuneError, UsageError
+from spectune.interrupts import Interrupts, interrupts
 from spectune.measuring.bytes_model import TheoryCard
 from spectune.suites.prompt import Suite
 from spectune.sweeping.cell import CellResult, CellSpec, FailedCell, MemoryPlan
@@ -80,9 +77,9 @@ class Sweep:
         left = TimeLeft(self.suites)
         self.listener.begin(self.directory.path, len(self.plan), len(self.plan) - len(self._open(known)))
         try:
-            with sigterm_as_interrupt():
+            with interrupts() as stop:
                 # Again and again: a cell that another process held may be free now, if that process died.
-                while any(self._attempt(spec, known, left) for spec in self._open(known)):
+                while any(self._attempt(spec, known, left, stop) for spec in self._open(known)):
                     pass
         finally:
             self.listener.end()
@@ -106,14 +103,15 @@ class Sweep:
         # A newer failure is one that this sweep, or another process beside it, has just met.
         return failed is None or failed.failed_at == known.get(key)
 
-    def _attempt(self, spec: CellSpec, known: Mapping[str, str], left: TimeLeft) -> bool:
+    def _attempt(self, spec: CellSpec, known: Mapping[str, str], left: TimeLeft, stop: Interrupts) -> bool:
         """Whether the cell was ours and is done now, well or badly."""
+        stop.check()
         with self.directory.claim(spec.key) as ours:
             if not ours or not self._is_open(spec.key, known):
                 return False
             self.listener.start(spec)
             begin = time.perf_counter()
-            cell = self._measure(spec)
+            cell = self._measure(spec, stop)
             if isinstance(cell, CellResult):
                 self.directory.write_result(cell)
                 left.record(spec, time.perf_counter() - begin)
@@ -123,7 +121,7 @@ class Sweep:
                 self.listener.failed(cell, left.seconds(self._open(known)))
         return True
 
-    def _measure(self, spec: CellSpec) -> CellResult | FailedCell:
+    def _measure(self, spec: CellSpec, stop: Interrupts) -> CellResult | FailedCell:
         if spec.key in self.infeasible:
             return self._failure(spec, "infeasible", self.infeasible[spec.key])
         try:
@@ -138,6 +136,7 @@ class Sweep:
                 memory=self.memory.get(spec.key),
             )
         except Exception as error:
+            stop.check()  # the error may be what an interruption has become
             failed = self._failure(spec, failure_reason(error), failure_message(error))
         # Only now: the exception's traceback has kept the cell's tensors alive.
         self.release()
@@ -180,20 +179,3 @@ def failure_message(error: BaseException) -> str:
         trace = trace.tb_next
     place = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else ""
     return f"{type(error).__name__}{place}{': ' if first else ''}{first}"
-
-
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends the sweep as Ctrl-C does. Only the main thread may say so; elsewhere nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    former = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)

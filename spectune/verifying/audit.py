@@ -13,6 +13,7 @@ from spectune.decoding.decoder import Run
 from spectune.engines.engine import Request
 from spectune.engines.native import NativeEngine
 from spectune.errors import UsageError
+from spectune.interrupts import Interrupts, interrupts
 from spectune.suites.load import load_suite
 from spectune.suites.prompt import Suite
 from spectune.sweeping.cell import CellSpec, Sampling
@@ -130,7 +131,7 @@ def audit(
 
     Raises:
         UsageError: options, models, suites or a run directory that do not fit, before anything is decoded.
-        Interrupted: Ctrl-C; what was finished is kept.
+        Interrupted: Ctrl-C or SIGTERM; what was finished is kept.
     """
     if options.max_new_tokens < 2:
         raise UsageError("the first new token is never drafted", "use --max-new-tokens 2 or more")
@@ -160,20 +161,22 @@ def audit(
     planned = [0 if _kept(earlier, spec, job.alpha) else job.planned_tokens(spec) for spec in specs]
     progress.begin(len(specs), sum(planned))
     try:
-        for number, spec in enumerate(specs, 1):
-            progress.start(spec.cell)
-            # Looked up only now: another process may fill the same run.
-            kept = _kept(earlier, spec, job.alpha)
-            found = kept or _attempt(job, spec)
-            if isinstance(found, Audit):
-                if directory is not None and kept is None:
-                    write_audit(directory, found)
-                audits.append(found)
-                text = f"{'kept, ' if kept else ''}{found.verdict}: {found.reason}"
-            else:
-                failures.append(found)
-                text = f"failed: {found.message}"
-            progress.finished(spec.cell, text, sum(planned[:number]))
+        with interrupts() as stop:
+            for number, spec in enumerate(specs, 1):
+                stop.check()
+                progress.start(spec.cell)
+                # Looked up only now: another process may fill the same run.
+                kept = _kept(earlier, spec, job.alpha)
+                found = kept or _attempt(job, spec, stop)
+                if isinstance(found, Audit):
+                    if directory is not None and kept is None:
+                        write_audit(directory, found)
+                    audits.append(found)
+                    text = f"{'kept, ' if kept else ''}{found.verdict}: {found.reason}"
+                else:
+                    failures.append(found)
+                    text = f"failed: {found.message}"
+                progress.finished(spec.cell, text, sum(planned[:number]))
     except KeyboardInterrupt:
         where = f"; the finished ones are in {directory.path}: go on with --resume" if directory is not None else ""
         raise Interrupted(f"interrupted; {len(audits)} of {len(specs)} audits are done{where}") from None
@@ -212,13 +215,14 @@ def load_engine(options: SweepOptions) -> NativeEngine:
     )
 
 
-def _attempt(job: _Job, spec: AuditSpec) -> Audit | Failure:
+def _attempt(job: _Job, spec: AuditSpec, stop: Interrupts) -> Audit | Failure:
     """An audit that breaks off does not end the call."""
     try:
         return job.audit(spec)
     except UsageError:
         raise
     except Exception as error:
+        stop.check()  # the error may be what an interruption has become
         failure = Failure(spec.cell, failure_message(error))
     # Only now: the exception's traceback has kept its tensors alive.
     job.engine.release()

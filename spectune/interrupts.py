@@ -1,0 +1,52 @@
+"""Ctrl-C and SIGTERM that no library can lose."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupts:
+    """Whether the user has asked to stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt if one was asked for."""
+        if self.asked:
+            raise KeyboardInterrupt
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupts() -> Iterator[Interrupts]:
+    """Both signals raise KeyboardInterrupt wherever the main thread is, and the block ends with one for certain.
+
+    An extension that calls Python code may turn KeyboardInterrupt into an error of its own (pydantic does), and a
+    destructor drops it; code that survives errors asks `check`. Only the main thread may say what a signal does:
+    elsewhere nothing changes.
+    """
+    asked = Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    # A job in the background of a shell ignores Ctrl-C, and goes on doing so.
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    former = {number: signal.signal(number, asked.on_signal) for number in numbers}
+    try:
+        yield asked
+    except Exception as error:
+        if asked.asked:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    asked.check()
