@@ -50,6 +50,13 @@ NAMES = [
     "staged:ngram>{other}",
     "staged:{other}>early-exit:1",
     "staged:ngram>eagle3:{heads}/eagle3",
+    "int8:{other}",
+    "int8:target",
+    "int8:early-exit:{heads}/exit",
+    "int8:medusa:{heads}/medusa",
+    "int8:mlp-speculator:{heads}/mlp",
+    "tree:int8:eagle3:{heads}/eagle3",
+    "staged:ngram>int8:{other}",
 ]
 
 
@@ -170,6 +177,15 @@ def test_in_turns_with_plain_decoding_every_prompt_is_prefilled_once(tiny, named
         ("egle3:x", "did you mean eagle3"),
         ("early-exit:9", "exit after 1 to 1"),
         ("layer-skip:", "names no layers"),
+        ("int8:", "names no drafter"),
+        ("int8:ngram", "ngram has no weights"),
+        ("int8:int8:target", "names no drafter"),
+        ("int8:tree:eagle3:demo", "write tree:int8:eagle3:demo"),
+        ("int8:eagle2:demo", "write tree:int8:eagle:demo"),
+        ("int8:staged:ngram>x", "write staged:ngram>int8:MODEL"),
+        ("tree:int8:ngram", "ngram cannot draft inside tree"),
+        ("tree:int8:", "int8 cannot draft inside tree"),
+        ("int8:egle3:x", "did you mean eagle3"),
     ],
 )
 def test_a_wrong_name_says_what_is_wrong(tiny, heads, name, words):

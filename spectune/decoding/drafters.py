@@ -7,6 +7,8 @@
     medusa:HEAD, blockwise:HEAD, eagle:HEAD, eagle3:HEAD, mlp-speculator:HEAD
     tree:NAME                         the same drafter, drafting trees; eagle2:HEAD is tree:eagle:HEAD
     sequoia:NAME, specinfer:NAME      trees of a planned shape, children drawn without or with replacement
+    int8:NAME                         the same drafter with its weights in 8 bits, on a CPU; tree:int8:NAME drafts trees
+    int8:target                       the target itself in 8 bits, on the target's own cache
     staged:A>B                        A drafts for B, B for the target
 
 HEAD is a folder, a hub id, or `demo` for the heads that ship for SmolLM2. Models can be `shape:…` and `grown:…` (see
@@ -16,7 +18,7 @@ HEAD is a folder, a hub id, or `demo` for the heads that ship for SmolLM2. Model
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,9 +30,11 @@ from spectune.decoding.exit_drafter import exit_drafter
 from spectune.decoding.grown import PREFIX as GROWN
 from spectune.decoding.head_drafters import DEMO, build_head, demo_drafts, head_folder
 from spectune.decoding.layer_skip import skip_of, skipped_model
+from spectune.decoding.lean import FAMILIES, LeanModel
 from spectune.decoding.loading import Loaded, digest_of, load, shared_vocabulary, weight_bytes_per_step
 from spectune.decoding.model_drafter import ModelDrafter
 from spectune.decoding.ngram import MAX_NGRAM, MIN_NGRAM, NgramDrafter, NgramTreeDrafter
+from spectune.decoding.product import Int8Product, Product
 from spectune.decoding.pruned_drafter import pruned_drafter
 from spectune.decoding.shapes import PREFIX as SHAPE
 from spectune.decoding.staged import stage_names, staged
@@ -42,7 +46,8 @@ from spectune.heads.checkpoint import making_head
 from spectune.heads.medusa_layouts import load_exit
 from spectune.heads.pruned import is_pruned, load_pruned
 from spectune.sweeping.cell import ModelInfo
-from spectune.sweeping.drafter_names import HEADS, KINDS, TREE_PREFIXES, drafts_trees
+from spectune.sweeping.drafter_names import HEADS, INT8, KINDS, TREE_PREFIXES, WHOLE_TARGET, drafts_trees
+from spectune.sweeping.memory import bytes_per_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class _Setting:
     dtype: torch.dtype
     revision: str | None
     trust_remote_code: bool
+    int8: bool = False  # store weights in 8 bits
 
 
 def build_drafter(
@@ -98,21 +104,61 @@ def _build(name: str, setting: _Setting) -> BuiltDrafter:
         return _tree(name, kind, argument, setting)
     if kind == "staged":
         return _staged(name, argument, setting)
+    if kind == INT8:
+        return _int8(name, argument, setting)
     return _model(name, setting)
 
 
+def _int8(name: str, inner: str, setting: _Setting) -> BuiltDrafter:
+    """A drafter of chains with its weights in 8 bits."""
+    kind = inner.partition(":")[0]
+    if kind in ("", "ngram", INT8):
+        what = f"{inner} has no weights" if kind == "ngram" else f"{name!r} names no drafter"
+        raise UsageError(what, f"for example {INT8}:eagle3:demo, or {INT8}:{WHOLE_TARGET} for the target itself")
+    if kind in (*TREE_PREFIXES, "eagle2", "staged"):
+        tree, _, rest = inner.replace("eagle2", "tree:eagle", 1).partition(":")
+        right = f"{tree}:{INT8}:{rest}" if kind != "staged" else f"staged:ngram>{INT8}:MODEL"
+        raise UsageError(f"{INT8} stands before the drafter whose weights it stores", f"write {right}")
+    return _build(inner, replace(setting, int8=True))
+
+
 def _head(kind: str, where: str, setting: _Setting, *, tree: bool) -> BuiltDrafter:
-    built = build_head(kind, where, setting.target, tree=tree, device=setting.device, dtype=setting.dtype)
-    return BuiltDrafter(built.drafter, built.info)
+    built = build_head(
+        kind,
+        where,
+        setting.target,
+        tree=tree,
+        device=setting.device,
+        dtype=setting.dtype,
+        product=Int8Product if setting.int8 else Product,
+    )
+    info = _int8_info(built.info) if setting.int8 else built.info
+    return BuiltDrafter(built.drafter, info)
+
+
+def _int8_info(info: ModelInfo) -> ModelInfo:
+    """Facts about a drafter whose weights have become 8 bits each; norms and scales, which have not, are few."""
+    return info.model_copy(
+        update={
+            "name": f"{INT8}:{info.name}",
+            "digest": f"{INT8}/{info.digest}",
+            "weight_bytes_per_step": info.weight_bytes_per_step // bytes_per_weight(info),
+            "int8": True,
+        }
+    )
 
 
 def _tree(name: str, kind: str, inner: str, setting: _Setting) -> BuiltDrafter:
     """A drafter that drafts trees of the kind."""
-    inner_kind, _, argument = inner.partition(":")
     if not inner:
         raise UsageError(f"{name!r} names no drafter", f"for example {kind}:eagle3:demo")
-    if inner_kind in ("staged", "eagle2", *TREE_PREFIXES):
-        raise UsageError(f"{inner_kind} cannot draft inside {kind}", f"name a plain drafter: {kind}:ngram")
+    if inner.startswith(f"{INT8}:"):
+        inner, setting = inner.removeprefix(f"{INT8}:"), replace(setting, int8=True)
+    inner_kind, _, argument = inner.partition(":")
+    if inner_kind in ("staged", "eagle2", *TREE_PREFIXES) or (setting.int8 and inner_kind in ("", "ngram", INT8)):
+        raise UsageError(
+            f"{inner_kind or INT8} cannot draft inside {kind}", f"name a plain drafter: {kind}:eagle3:demo"
+        )
     if inner_kind == "ngram" or inner_kind in HEADS:
         if kind != "tree":
             raise UsageError(f"{kind} plans trees for language models, not for {inner_kind}", f"use tree:{inner}")
@@ -162,6 +208,25 @@ def _staged(name: str, argument: str, setting: _Setting) -> BuiltDrafter:
 
 def _model(name: str, setting: _Setting) -> BuiltDrafter:
     """A ModelDrafter: the target's own layers, or a draft model."""
+    if not setting.int8:
+        return _float_model(name, setting)
+    if name == WHOLE_TARGET:
+        built = _self_speculative(name, setting.target, setting.target.model)
+    else:
+        built = _float_model(name, setting)
+    assert isinstance(built.drafter, ModelDrafter)
+    assert built.info is not None
+    if not isinstance(built.drafter.model, LeanModel):
+        raise UsageError(
+            f"{name!r} cannot be stored in 8 bits: only models of these families are, {', '.join(sorted(FAMILIES))}",
+            f"leave {INT8}: out",
+        )
+    built.drafter.model = built.drafter.model.int8()
+    return BuiltDrafter(built.drafter, _int8_info(built.info), built.fixed_notes)
+
+
+def _float_model(name: str, setting: _Setting) -> BuiltDrafter:
+    """A ModelDrafter in the setting's own type."""
     kind, _, argument = name.partition(":")
     target = setting.target
     if kind == "early-exit":

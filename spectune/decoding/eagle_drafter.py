@@ -21,6 +21,7 @@ from spectune.decoding.draft_choice import chain, choose
 from spectune.decoding.drafter import Draft, Kept, Round, Row, draft_recorded
 from spectune.decoding.eagle_network import EagleNetwork
 from spectune.decoding.graphs import Graphs
+from spectune.decoding.product import Product
 from spectune.decoding.tree_drafter import Plan, TreeShape, Vocabulary, penalize_paths
 from spectune.decoding.tree_plans import DynamicPlan
 from spectune.heads.eagle import EagleHead
@@ -53,10 +54,11 @@ class EagleDrafter:
     Args:
         head: bound to the target, on its device and in its type.
         target_vocab: width of the target's distributions.
+        product: what multiplies with the head's matrices.
     """
 
-    def __init__(self, head: EagleHead, *, target_vocab: int) -> None:
-        self.network = EagleNetwork(head)
+    def __init__(self, head: EagleHead, *, target_vocab: int, product: type[Product] = Product) -> None:
+        self.network = EagleNetwork(head, product)
         self.taps = head.config.taps
         self.draft_ids = head.draft_ids
         self.target_vocab = target_vocab
@@ -239,12 +241,14 @@ class EagleTreeDrafter(EagleDrafter):
     """Drafts a tree with one forward per level, on all of its nodes that have children at once.
 
     Args:
-        head, target_vocab: as for chains.
+        head, target_vocab, product: as for chains.
         plan: which trees; EAGLE-2's if not given.
     """
 
-    def __init__(self, head: EagleHead, plan: Plan | None = None, *, target_vocab: int) -> None:
-        super().__init__(head, target_vocab=target_vocab)
+    def __init__(
+        self, head: EagleHead, plan: Plan | None = None, *, target_vocab: int, product: type[Product] = Product
+    ) -> None:
+        super().__init__(head, target_vocab=target_vocab, product=product)
         self.plan = plan or DynamicPlan()
         self.vocabulary = Vocabulary(head.draft_ids, target_vocab, self.network.device)
 

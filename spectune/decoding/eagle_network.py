@@ -37,17 +37,18 @@ class EagleNetwork:
 
     Args:
         head: on its device and in its type. It is used up: its matrices are laid out anew and freed.
+        product: what multiplies with them.
     """
 
-    def __init__(self, head: EagleHead) -> None:
+    def __init__(self, head: EagleHead, product: type[Product] = Product) -> None:
         config = head.config
         self.config = config
         self.head = head
         self.eps = config.eps
-        self.layers = [_pack(layer) for layer in head.layers]
-        self.fc = None if head.fc is None else Product.of(head.fc)
+        self.layers = [_pack(layer, product) for layer in head.layers]
+        self.fc = None if head.fc is None else product.of(head.fc)
         self.final_norm = _weight(head.norm)
-        self.output = Product(head.output_weight())
+        self.output = product(head.output_weight())
         self.device = head.output_weight().device
         self.dtype = head.output_weight().dtype
         self.angles = torch.zeros(0)
@@ -133,19 +134,19 @@ class EagleNetwork:
         return functional.rms_norm(x, weight.shape, weight, self.eps)
 
 
-def _pack(layer: Any) -> _Layer:
+def _pack(layer: Any, product: type[Product]) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     input_norm, hidden_norm = _weight(layer.input_layernorm), _weight(layer.hidden_norm)
     return _Layer(
         input_norm=input_norm,
         joint_norm=None if input_norm is None or hidden_norm is None else torch.stack([input_norm, hidden_norm]),
-        qkv=Product.of(attention.q_proj, attention.k_proj, attention.v_proj),
+        qkv=product.of(attention.q_proj, attention.k_proj, attention.v_proj),
         query_norm=_weight(attention.q_norm),
         key_norm=_weight(attention.k_norm),
-        out=Product.of(attention.o_proj),
+        out=product.of(attention.o_proj),
         mlp_norm=layer.post_attention_layernorm.weight,
-        gate_up=Product.of(mlp.gate_proj, mlp.up_proj),
-        down=Product.of(mlp.down_proj),
+        gate_up=product.of(mlp.gate_proj, mlp.up_proj),
+        down=product.of(mlp.down_proj),
     )
 
 

@@ -15,6 +15,7 @@ from spectune.decoding.eagle_drafter import EagleDrafter, EagleTreeDrafter
 from spectune.decoding.loading import Loaded, digest_of
 from spectune.decoding.mlp_drafter import MlpDrafter
 from spectune.decoding.parallel_drafter import ParallelDrafter
+from spectune.decoding.product import Product
 from spectune.decoding.random_heads import random_head
 from spectune.decoding.shapes import RANDOM_HEAD
 from spectune.errors import UsageError
@@ -73,19 +74,31 @@ def head_folder(kind: str, where: str) -> Path:
         raise UsageError(f"cannot fetch {where!r}: {first_line}", "without a network, name a local folder") from error
 
 
-def build_head(kind: str, where: str, target: Loaded, *, tree: bool, device: torch.device, dtype: torch.dtype) -> Built:
+def build_head(
+    kind: str,
+    where: str,
+    target: Loaded,
+    *,
+    tree: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+    product: type[Product] = Product,
+) -> Built:
     """A drafter from a trained head, or from an untrained one of the target's geometry where `where` is `shape`.
 
     Args:
         kind: eagle, eagle3, medusa, blockwise or mlp-speculator.
         tree: draft a tree.
+        product: what multiplies with the head's matrices.
 
     Raises:
         UsageError: no such head, another family than `kind`, or a head for another target.
     """
     if where == RANDOM_HEAD:
         digest = f"random-{kind}-{target.info.digest}"
-        return _build(kind, where, random_head(kind, target.model), digest, "random", target, tree, device, dtype)
+        return _build(
+            kind, where, random_head(kind, target.model), digest, "random", target, tree, device, dtype, product
+        )
     folder = head_folder(kind, where)
     with making_head(folder):
         family = detect_family(folder)
@@ -93,7 +106,7 @@ def build_head(kind: str, where: str, target: Loaded, *, tree: bool, device: tor
             name = {"exit": f"early-exit:{where}", "causal-lm": where}.get(family, f"{family}:{where}")
             raise UsageError(f"{where} holds a {family} head, not {kind}", f"write {name}")
         head = _load(kind, folder, target.model.layers_count)
-        return _build(kind, where, head, digest_of(folder), "trained", target, tree, device, dtype)
+        return _build(kind, where, head, digest_of(folder), "trained", target, tree, device, dtype, product)
 
 
 def _build(
@@ -106,6 +119,7 @@ def _build(
     tree: bool,
     device: torch.device,
     dtype: torch.dtype,
+    product: type[Product],
 ) -> Built:
     """Bind a head to the target and make its drafter."""
     if tree and kind == "mlp-speculator":
@@ -118,10 +132,10 @@ def _build(
     info = head_info(f"{kind}:{where}", digest, head, device, dtype, vocab).model_copy(update={"weights": weights})
     if kind in ("eagle", "eagle3"):
         eagle = EagleTreeDrafter if tree else EagleDrafter
-        return Built(eagle(head, target_vocab=vocab), info)
+        return Built(eagle(head, target_vocab=vocab, product=product), info)
     if kind == "mlp-speculator":
-        return Built(MlpDrafter(head, layers=layers, target_vocab=vocab), info)
-    return Built(ParallelDrafter(head, layers=layers, target_vocab=vocab, tree=tree), info)
+        return Built(MlpDrafter(head, layers=layers, target_vocab=vocab, product=product), info)
+    return Built(ParallelDrafter(head, layers=layers, target_vocab=vocab, tree=tree, product=product), info)
 
 
 def _load(kind: str, folder: Path, layers: int) -> Any:

@@ -153,6 +153,16 @@ class LeanModel(CausalModel):
         twin.model, twin.finish, twin.head = model, finish, head
         return twin
 
+    def int8(self) -> LeanModel:
+        """The same model with copies of its matrices in 8 bits. Raises UsageError where there are no such products."""
+        twin = copy.copy(self)
+        twin.layers = [
+            replace(x, qkv=x.qkv.int8(), out=x.out.int8(), gate_up=x.gate_up.int8(), down=x.down.int8())
+            for x in self.layers
+        ]
+        twin.head = self.head.int8()
+        return twin
+
     def drop_originals(self) -> None:
         """Free the module weights that the products hold copies of; sizes and types stay known.
 

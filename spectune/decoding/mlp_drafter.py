@@ -19,15 +19,18 @@ class MlpDrafter(LastState):
         speculator: checked against the target, on its device and in its type. Its products are packed in place.
         layers: of the target.
         target_vocab: width of the target's distributions.
+        product: what multiplies with its matrices.
     """
 
-    def __init__(self, speculator: MlpSpeculator, *, layers: int, target_vocab: int) -> None:
+    def __init__(
+        self, speculator: MlpSpeculator, *, layers: int, target_vocab: int, product: type[Product] = Product
+    ) -> None:
         super().__init__(layers, next(speculator.parameters()), speculator.config.hidden_size)
         self.target_vocab = target_vocab
         self.speculator = speculator
         for modules in (speculator.proj, speculator.head):
             for index, module in enumerate(modules):
-                modules[index] = _Packed(module)
+                modules[index] = _Packed(module, product)
 
     def propose(self, round_: Round) -> Draft | None:
         limits = [min(limit, self.speculator.config.steps) for limit in round_.limits]
@@ -68,10 +71,10 @@ class MlpDrafter(LastState):
 class _Packed(nn.Module):
     """A linear layer whose weight is laid out for the processor."""
 
-    def __init__(self, linear: nn.Module) -> None:
+    def __init__(self, linear: nn.Module, product: type[Product]) -> None:
         super().__init__()
         assert isinstance(linear, nn.Linear)
-        self.product = Product.of(linear)
+        self.product = product.of(linear)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x)

@@ -36,16 +36,25 @@ class ParallelDrafter(LastState):
         layers: of the target; the heads read the state behind the last.
         target_vocab: width of the target's distributions.
         tree: draft a tree grown from the heads' measured rank accuracies, with `Round.nodes` nodes.
+        product: what multiplies with the matrices that several heads share.
     """
 
-    def __init__(self, heads: MedusaHeads | BlockwiseHeads, *, layers: int, target_vocab: int, tree: bool) -> None:
+    def __init__(
+        self,
+        heads: MedusaHeads | BlockwiseHeads,
+        *,
+        layers: int,
+        target_vocab: int,
+        tree: bool,
+        product: type[Product] = Product,
+    ) -> None:
         super().__init__(layers, heads.head_weight(), heads.hidden_size)
         self.target_vocab = target_vocab
         self.draws_tree = tree
         self.heads = heads.heads
         self.draft_ids = heads.draft_ids
         self.rank_accuracy = heads.rank_accuracy or usual_accuracy(heads.heads, min(10, heads.draft_size))
-        self.logits = fuse(heads)
+        self.logits = fuse(heads, product)
         self._shapes: dict[tuple[int, int, int], _Shape] = {}
 
     def propose(self, round_: Round) -> Draft | None:
@@ -125,24 +134,24 @@ def usual_accuracy(heads: int, ranks: int) -> RankAccuracy:
     return tuple(tuple(0.5 * 0.75**i / (1 + r) ** 1.7 for r in range(ranks)) for i in range(heads))
 
 
-def fuse(heads: MedusaHeads | BlockwiseHeads) -> Fused:
+def fuse(heads: MedusaHeads | BlockwiseHeads, product: type[Product] = Product) -> Fused:
     """All heads in as few products as possible, with weights laid out for the processor."""
     with torch.no_grad():
-        states = _fuse_medusa(heads) if isinstance(heads, MedusaHeads) else _fuse_blockwise(heads)
+        states = _fuse_medusa(heads, product) if isinstance(heads, MedusaHeads) else _fuse_blockwise(heads, product)
         weight = heads.head_weight().detach()
         if weight.dim() == 2:
-            shared = Product(weight)
+            shared = product(weight)
             return lambda x: shared(states(x))
-        own = [Product(w) for w in weight]
-        return lambda x: torch.stack([product(y) for product, y in zip(own, states(x).unbind(1), strict=True)], 1)
+        own = [product(w) for w in weight]
+        return lambda x: torch.stack([rows(y) for rows, y in zip(own, states(x).unbind(1), strict=True)], 1)
 
 
-def _fuse_medusa(heads: MedusaHeads) -> Fused:
+def _fuse_medusa(heads: MedusaHeads, product: type[Product]) -> Fused:
     """[B, h] -> [B, n, h]: the first block of all heads is one product, deeper ones are one batched product each."""
     n, h = heads.heads, heads.hidden_size
     blocks = [linears(block.layers) for block in heads.blocks if isinstance(block, ResidualBlocks)]
     layers = list(zip(*blocks, strict=True))
-    first = Product.of(*layers[0])
+    first = product.of(*layers[0])
     deeper = []
     for modules in layers[1:]:
         bias = torch.stack([m.bias for m in modules])[:, None] if heads.config.bias else None
@@ -158,8 +167,8 @@ def _fuse_medusa(heads: MedusaHeads) -> Fused:
     return states
 
 
-def _fuse_blockwise(heads: BlockwiseHeads) -> Fused:
+def _fuse_blockwise(heads: BlockwiseHeads, product: type[Product]) -> Fused:
     """[B, h] -> [B, n, h]."""
-    inner, outer = Product.of(heads.inner), Product.of(heads.outer)
+    inner, outer = product.of(heads.inner), product.of(heads.outer)
     n, h = heads.heads, heads.hidden_size
     return lambda x: x[:, None] + outer(functional.silu(inner(x))).view(-1, n, h)

@@ -105,8 +105,9 @@ def efficiency_of(surface: Surface | None, model: ModelInfo, device: Device | No
 
 def bytes_read(model: ModelInfo) -> tuple[float, float]:
     """Bytes of weights that one forward reads, and of keys and values per cached token, in bfloat16."""
-    scale = _BYTES / BYTES.get(model.dtype, _BYTES)
-    return model.weight_bytes_per_step * scale, model.kv_bytes_per_token * scale
+    of_weights = _BYTES / (1 if model.int8 else BYTES.get(model.dtype, _BYTES))
+    of_cache = _BYTES / BYTES.get(model.dtype, _BYTES)
+    return model.weight_bytes_per_step * of_weights, model.kv_bytes_per_token * of_cache
 
 
 def _log_uniform(random: np.random.Generator, span: Range, draws: int) -> Array:

@@ -354,6 +354,7 @@ class ModelInfo(Record):
     device: str
     weights: WeightOrigin = "trained"
     activation_bytes_per_token: Count = 0  # of the widest layer; 0: unknown
+    int8: bool = False  # weights are stored in 8 bits; states and keys are of `dtype`
 
 
 class RunInfo(Record):

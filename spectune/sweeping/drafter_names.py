@@ -9,7 +9,9 @@ from spectune.sweeping.cell import Rule
 
 TREE_PREFIXES = ("tree", "sequoia", "specinfer")  # each before the drafter that drafts the trees
 HEADS = ("medusa", "blockwise", "eagle", "eagle3", "mlp-speculator")  # each before a folder, a hub id or `demo`
-KINDS = ("ngram", "early-exit", "layer-skip", *HEADS, "eagle2", *TREE_PREFIXES, "staged")
+INT8 = "int8"  # before a drafter with weights: they are stored in 8 bits
+WHOLE_TARGET = "target"  # behind int8: the target itself
+KINDS = ("ngram", "early-exit", "layer-skip", *HEADS, "eagle2", *TREE_PREFIXES, INT8, "staged")
 _AT_ONCE = ("ngram", "medusa", "blockwise")
 
 
@@ -19,7 +21,12 @@ def drafts_trees(name: str) -> bool:
 
 def drafts_at_once(name: str) -> bool:
     """Whether all tokens of a round come from one step, whatever K is."""
-    return name.partition(":")[0] in _AT_ONCE
+    return name.removeprefix(f"{INT8}:").partition(":")[0] in _AT_ONCE
+
+
+def has_int8_weights(name: str) -> bool:
+    """Whether some weights of a drafter are stored in 8 bits: `int8:…`, `tree:int8:…`, `staged:ngram>int8:…`."""
+    return INT8 in re.split("[:>]", name)
 
 
 def has_random_weights(name: str) -> bool:

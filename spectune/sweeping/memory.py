@@ -79,7 +79,11 @@ def load_of(
 def weight_bytes(target: ModelInfo, drafters: Iterable[ModelInfo | None]) -> int:
     """Bytes of all weights on the target's device; the target's own layers count once."""
     there = [d for d in drafters if d is not None and d.device == target.device and not is_part_of(target, d)]
-    return sum(model.parameters * BYTES.get(model.dtype, 4) for model in (target, *there))
+    return sum(model.parameters * bytes_per_weight(model) for model in (target, *there))
+
+
+def bytes_per_weight(model: ModelInfo) -> int:
+    return 1 if model.int8 else BYTES.get(model.dtype, 4)
 
 
 def is_part_of(target: ModelInfo, drafter: ModelInfo) -> bool:

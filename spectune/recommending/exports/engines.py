@@ -10,7 +10,7 @@ from spectune.recommending.exports.export import ENGINES, EngineName, Export, Wa
 from spectune.recommending.exports.names import is_shipped
 from spectune.speedup.profile import Config
 from spectune.sweeping.cell import LOSSY_RULES
-from spectune.sweeping.drafter_names import has_random_weights
+from spectune.sweeping.drafter_names import has_int8_weights, has_random_weights
 
 _MODULES: dict[EngineName, ModuleType] = {
     "vllm": vllm,
@@ -51,6 +51,8 @@ def _own_notes(choice: Config) -> tuple[str, ...]:
         notes.append("Measured with synthetic acceptance: real acceptance must be measured before this is worth using.")
     if has_random_weights(choice.drafter):
         notes.append("The draft had random weights of its shape: name a trained one of that shape.")
+    if has_int8_weights(choice.drafter):
+        notes.append("Measured with the draft's weights in 8 bits, on a CPU; the server runs the draft as its file is.")
     if is_shipped(choice.drafter):
         notes.append("Fill in the path: drafts that ship with spectune are packed, `spectune train` makes one to load.")
     return tuple(notes)

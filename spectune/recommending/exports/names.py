@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from spectune.decoding.demo import DEMO_HUB_ID, DEMO_NAME
-from spectune.sweeping.drafter_names import TREE_PREFIXES
+from spectune.sweeping.drafter_names import INT8, TREE_PREFIXES, WHOLE_TARGET
 
 # The n-gram lengths that spectune's own drafter looks up where its name gives none.
 NGRAM_MIN, NGRAM_MAX = 1, 4
@@ -21,6 +21,7 @@ Method = Literal[
     "mlp-speculator",
     "blockwise",
     "staged",
+    "int8:target",
 ]
 EAGLES: tuple[Method, ...] = ("eagle", "eagle3")
 
@@ -28,7 +29,9 @@ EAGLES: tuple[Method, ...] = ("eagle", "eagle3")
 def method(drafter: str) -> Method:
     """The kind of drafter behind a name."""
     kind, _, rest = drafter.partition(":")
-    if kind in TREE_PREFIXES:
+    if drafter == f"{INT8}:{WHOLE_TARGET}":
+        return "int8:target"
+    if kind in (*TREE_PREFIXES, INT8):
         return method(rest)
     if kind == "eagle2":
         return "eagle"
@@ -55,7 +58,7 @@ def is_shipped(drafter: str) -> bool:
 
 def _path(drafter: str) -> str:
     kind, _, rest = drafter.partition(":")
-    if kind in TREE_PREFIXES:
+    if kind in (*TREE_PREFIXES, INT8):
         return _path(rest)
     return rest if kind == "eagle2" or kind in get_args(Method) else drafter
 

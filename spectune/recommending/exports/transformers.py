@@ -55,7 +55,7 @@ def _python(wanted: Wanted) -> str | None:
         "assistant_confidence_threshold": "0.0",
     }
     if wanted.method == "draft-model":
-        name = json.dumps(drafter, ensure_ascii=False)
+        name = json.dumps(head_path(drafter), ensure_ascii=False)
         return (
             f"assistant = AutoModelForCausalLM.from_pretrained({name})\n"
             f"assistant.generation_config.update({_arguments(fixed)})\n"
