@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+from statistics import harmonic_mean
 
 import pytest
 from fake_engine import FakeEngine
@@ -28,8 +29,10 @@ from spectune.sweeping.fast_plan import (
     prediction_errors,
     probe_places,
     probed_ks,
+    second_look,
     survey,
 )
+from spectune.sweeping.figures import figures
 from spectune.sweeping.listener import Silent
 from spectune.sweeping.rundir import RunDirectory
 from spectune.sweeping.session import run
@@ -209,6 +212,37 @@ def test_close_cells_that_are_measured_anyway_leave_room_for_fewer_others():
     assert not {s.key for s in again.checks} & {s.key for s in chosen}
 
 
+def believed(grid, speedup):
+    return {s.key: Prediction(key=s.key, acceptance_length=1.0, speedup=speedup(s)) for s in grid}
+
+
+def test_where_the_favourite_of_a_scope_disappoints_the_next_one_is_measured_at_all_its_places():
+    grid = tuple(spec(drafter=d, batch=b, k=4) for b in (1, 2) for d in ("favourite", "next", "last"))
+    predictions = believed(grid, lambda s: {"favourite": 2.0, "next": 1.5, "last": 1.45}[s.drafter])
+    measured = {s.key: 1.9 for s in grid if s.drafter == "favourite"}
+    assert second_look(grid, predictions, measured) == ()
+    measured = {s.key: 1.6 if s.batch == 1 else 1.1 for s in grid if s.drafter == "favourite"}
+    assert {(s.drafter, s.batch) for s in second_look(grid, predictions, measured)} == {("next", 1), ("next", 2)}
+    measured |= {s.key: 1.5 for s in grid if s.drafter == "next" and s.batch == 2}
+    assert {(s.drafter, s.batch) for s in second_look(grid, predictions, measured)} == {("next", 1)}
+
+
+def test_at_a_suite_and_batch_what_promises_clearly_more_than_the_best_measured_is_looked_at_again():
+    grid = tuple(
+        spec(drafter=d, suite=s, batch=b, k=4) for s in ("a", "b") for b in (1, 2) for d in ("everywhere", "there")
+    )
+    measured = {s.key: 2.0 for s in grid if s.drafter == "everywhere"}  # the best of every scope
+
+    def looked_at(there: float):
+        def speedup(s):
+            return 3.0 if s.drafter == "everywhere" else there if (s.suite, s.batch) == ("a", 1) else 0.1
+
+        return [(s.drafter, s.suite, s.batch) for s in second_look(grid, believed(grid, speedup), measured)]
+
+    assert looked_at(2.05) == []
+    assert looked_at(2.2) == [("there", "a", 1)]
+
+
 def test_a_configuration_that_is_not_predicted_everywhere_is_no_static_choice():
     def prediction(s):
         return Prediction(key=s.key, acceptance_length=1.0, speedup={"good": 3.0, "fair": 2.0, "poor": 1.0}[s.drafter])
@@ -317,6 +351,39 @@ def test_an_interrupted_fast_sweep_goes_on_without_timing_again(tmp_path, option
     before = len(calls)
     run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r", resume=True)
     assert len(calls) == before
+
+
+def test_a_fast_sweep_looks_again_where_its_favourites_disappoint(tmp_path, options, monkeypatch):  # noqa: F811
+    original, favourite = fast_sweep.predict, ("large", 8)
+
+    def hopeful(*arguments):
+        found = original(*arguments)
+        cells = {s.key: s for s in arguments[0]}
+        return {
+            key: p.model_copy(update={"speedup": 10.0}) if (cells[key].drafter, cells[key].k) == favourite else p
+            for key, p in found.items()
+        }
+
+    def measured(path):
+        return {(r.spec.drafter, r.spec.k, r.spec.batch) for r in RunDirectory(path).results()}
+
+    best = run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r")
+    speed = {(r.spec.drafter, r.spec.k, r.spec.batch): figures(r).speedup for r in best.results}
+    batches = {batch for _, _, batch in speed}
+    everywhere = {(d, k) for d, k, _ in speed if all((d, k, b) in speed for b in batches)}
+    winner = max(everywhere, key=lambda c: harmonic_mean([speed[(*c, b)] for b in batches]))
+    assert winner != favourite
+    monkeypatch.setattr(fast_sweep, "predict", hopeful)
+    with monkeypatch.context() as patch:
+        patch.setattr(fast_sweep, "second_look", lambda *_: ())
+        run(options(**BIG), engine=FakeEngine(), output=tmp_path / "once")
+    assert not {(*winner, batch) for batch in batches} <= measured(tmp_path / "once")
+    twice = run(options(**BIG), engine=FakeEngine(), output=tmp_path / "twice")
+    assert {(*winner, batch) for batch in batches} <= measured(tmp_path / "twice")
+    assert len(twice.results) == len(twice.plan) == len(measured(tmp_path / "twice"))
+    # An interruption between the looks loses none of them.
+    run(options(**BIG), engine=FakeEngine(), output=tmp_path / "once", resume=True)
+    assert measured(tmp_path / "once") == measured(tmp_path / "twice")
 
 
 def write_suites(tmp_path, **limits):

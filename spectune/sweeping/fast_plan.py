@@ -7,6 +7,7 @@
     choose   the most promising cells of each suite and batch, all cells of the configurations that promise most over
              a batch, a suite or the whole grid, those of the best drafter's best K at each batch, and some other cells
              to check the predictions on
+    again    what promises most now that some predictions have become measurements
 
 What a chain accepts at one K tells what it accepts at a smaller one (`length_at`). A tree has its nodes elsewhere at
 another K: it is surveyed at the smallest K too, and between the two its length grows with the logarithm of K.
@@ -182,6 +183,28 @@ def choose(grid: Sequence[CellSpec], predictions: Mapping[str, Prediction], meas
     # Keys are hashes: their order is random, and the same in every process.
     others = sorted((s for s in grid if s.key in predictions and s.key not in taken), key=lambda s: s.key)
     return Choice(tuple(s for s in grid if s.key in promising and s.key not in known), tuple(others[: _checked(grid)]))
+
+
+def second_look(
+    grid: Sequence[CellSpec], predictions: Mapping[str, Prediction], measured: Mapping[str, float]
+) -> tuple[CellSpec, ...]:
+    """Cells to measure since others have disappointed: what promises most of each scope, see `_static`, and of a suite
+    and batch what promises clearly more than the best that was measured there.
+
+    Args:
+        measured: speedups by key; they stand in for the predictions of their cells.
+    """
+    believed = {
+        key: p.model_copy(update={"speedup": measured[key]}) if key in measured else p for key, p in predictions.items()
+    }
+    promising = {s.key for s in _static(grid, believed)}
+    for place in _places(grid):
+        here = [s for s in grid if (s.suite, s.batch) == place and s.k and s.key in believed]
+        best = max(here, key=lambda s: believed[s.key].speedup, default=None)
+        known = max((measured[s.key] for s in here if s.key in measured), default=0.0)
+        if best is not None and (1 - CLOSE) * believed[best.key].speedup > known:
+            promising.add(best.key)
+    return tuple(s for s in grid if s.key in promising and s.key not in measured)
 
 
 def _static(grid: Sequence[CellSpec], predictions: Mapping[str, Prediction]) -> list[CellSpec]:

@@ -11,12 +11,14 @@ import numpy as np
 from spectune.engines.engine import Request
 from spectune.sweeping.cell import CellResult, CellSpec
 from spectune.sweeping.fast_plan import (
+    Prediction,
     ProbePlace,
     choose,
     predict,
     prediction_errors,
     probe_places,
     probed_ks,
+    second_look,
     survey,
 )
 from spectune.sweeping.fast_record import FastRecord, read_record, write_record
@@ -25,6 +27,7 @@ from spectune.sweeping.round_costs import Probe
 from spectune.sweeping.rundir import RunDirectory
 from spectune.sweeping.sweep import Sweep, failure_message
 
+_LOOKS = 2  # at the plan once it was measured, each for more cells
 _POLL_SECONDS = 1.0  # between looks at cells that another process is measuring
 
 Extend = Callable[[Sequence[CellSpec]], None]  # make cells part of the run's plan
@@ -90,11 +93,38 @@ def run_fast(
     plan = [spec for spec in grid if spec.key in wanted]
     failed = {f.key for f in directory.failures()} & {spec.key for spec in first}  # tried just now
     replace(sweep, plan=[spec for spec in plan if spec.key not in failed]).run()
+    plan = _look_again(sweep, usable, plan, predictions, extend)
     speedups = {r.key: figures(r).speedup for r in directory.results()}
     measured = sum(spec.key in speedups for spec in plan)
     for spec in first:
         speedups.pop(spec.key, None)
     return FastOutcome(len(grid), measured, tuple(prediction_errors(predictions, speedups)))
+
+
+def _look_again(
+    sweep: Sweep,
+    grid: Sequence[CellSpec],
+    plan: Sequence[CellSpec],
+    predictions: Mapping[str, Prediction],
+    extend: Extend,
+) -> list[CellSpec]:
+    """Measure what promises most after the plan was measured; the plan with these cells, in the grid's order."""
+    wanted = {spec.key for spec in plan}
+    for _ in range(_LOOKS):
+        _wait(sweep, plan)
+        results = sweep.directory.results()
+        unfit = {f.key for f in sweep.directory.failures()} | {r.key for r in results if _is_wrong(r)}
+        measured = {r.key: s for r in results if (s := figures(r).speedup) is not None}
+        more = second_look([spec for spec in grid if spec.key not in unfit], predictions, measured)
+        more = tuple(spec for spec in more if spec.key not in wanted)
+        if not more:
+            break
+        wanted |= {spec.key for spec in more}
+        plan = [spec for spec in grid if spec.key in wanted]
+        extend(tuple(plan))
+        sweep.listener.note(f"{len(more)} more cells promise most, now that those before are measured")
+        replace(sweep, plan=more).run()
+    return list(plan)
 
 
 def _survey(sweep: Sweep, grid: Sequence[CellSpec], prompts: int, extend: Extend) -> tuple[CellSpec, ...]:
