@@ -75,7 +75,7 @@ reference: $(VENV)/base
 METHODS := ngram tree:ngram smollm2-1l smollm2-4l tree:smollm2-4l sequoia:smollm2-4l specinfer:smollm2-4l \
   staged:ngram>smollm2-4l staged:smollm2-1l>smollm2-4l eagle:demo eagle2:demo eagle3:demo tree:eagle3:demo \
   staged:ngram>eagle3:demo medusa:demo tree:medusa:demo blockwise:demo tree:blockwise:demo early-exit:20 \
-  early-exit:demo layer-skip:12-15 layer-skip:demo
+  early-exit:demo layer-skip:12-15 layer-skip:demo int8:eagle3:demo tree:int8:eagle3:demo int8:target
 AUDIT = $(BIN)/spectune verify $(foreach method,$(METHODS),--draft '$(method)') --batch 1,4 --output runs/verify $(RESUME)
 
 # Audits anew, since the code may have changed; make verify RESUME=--resume goes on with one that was stopped.
