@@ -30,15 +30,16 @@ def interrupts() -> Iterator[Interrupts]:
     """Both signals raise KeyboardInterrupt wherever the main thread is, and the block ends with one for certain.
 
     An extension that calls Python code may turn KeyboardInterrupt into an error of its own (pydantic does), and a
-    destructor drops it; code that survives errors asks `check`. Only the main thread may say what a signal does:
-    elsewhere nothing changes.
+    destructor drops it; code that survives errors asks `check`. A block inside another shares what was asked of that
+    one. Only the main thread may say what a signal does: elsewhere nothing changes.
     """
-    asked = Interrupts()
+    outer = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    asked = outer if isinstance(outer, Interrupts) else Interrupts()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    # A job in the background of a shell ignores Ctrl-C, and goes on doing so.
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    # A job in the background of a shell ignores Ctrl-C, and goes on doing so; a handler outside Python is None.
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) not in (signal.SIG_IGN, None)]
     former = {number: signal.signal(number, asked.on_signal) for number in numbers}
     try:
         yield asked

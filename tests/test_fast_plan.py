@@ -243,6 +243,13 @@ def test_at_a_suite_and_batch_what_promises_clearly_more_than_the_best_measured_
     assert looked_at(2.2) == [("there", "a", 1)]
 
 
+def test_what_the_best_drafter_costs_at_rest_is_measured_where_it_has_become_the_best():
+    grid = tuple(spec(drafter=d, batch=1, k=k) for d in ("favourite", "next") for k in (0, 4))
+    predictions = believed(grid, lambda s: 0.9 if s.k == 0 else {"favourite": 2.0, "next": 1.5}[s.drafter])
+    measured = {s.key: 1.2 if s.k else 0.9 for s in grid if s.drafter == "favourite"}
+    assert {(s.drafter, s.k) for s in second_look(grid, predictions, measured)} == {("next", 0), ("next", 4)}
+
+
 def test_a_configuration_that_is_not_predicted_everywhere_is_no_static_choice():
     def prediction(s):
         return Prediction(key=s.key, acceptance_length=1.0, speedup={"good": 3.0, "fair": 2.0, "poor": 1.0}[s.drafter])
@@ -384,6 +391,23 @@ def test_a_fast_sweep_looks_again_where_its_favourites_disappoint(tmp_path, opti
     # An interruption between the looks loses none of them.
     run(options(**BIG), engine=FakeEngine(), output=tmp_path / "once", resume=True)
     assert measured(tmp_path / "once") == measured(tmp_path / "twice")
+
+
+def test_an_interruption_that_a_timed_round_turns_into_an_error_ends_the_sweep(
+    tmp_path,
+    options,  # noqa: F811
+    monkeypatch,
+):
+    def careless(*_):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            raise RuntimeError("error calling function: KeyboardInterrupt") from None
+
+    monkeypatch.setattr(fast_sweep, "_probe", careless)
+    with pytest.raises(Interrupted, match="3 of 3 cells are finished"):
+        run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r")
 
 
 def write_suites(tmp_path, **limits):

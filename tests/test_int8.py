@@ -16,8 +16,8 @@ from spectune.recommending.exports.engines import ENGINES, exports
 from spectune.recommending.exports.export import Wanted
 from spectune.speedup.elsewhere import bytes_read
 from spectune.speedup.profile import Config
-from spectune.sweeping.drafter_names import drafts_at_once, drafts_trees, has_int8_weights
-from spectune.sweeping.memory import is_part_of, weight_bytes
+from spectune.sweeping.drafter_names import drafts_at_once, drafts_trees, has_int8_weights, runs_on_target_cache
+from spectune.sweeping.memory import is_part_of, own_kv_bytes, weight_bytes
 
 CPU = torch.device("cpu")
 
@@ -52,11 +52,18 @@ def test_large_rows_of_weight_and_input_do_not_round_the_others_away():
     assert off(torch.ops.quantized.linear_dynamic(x, packed, True)[:, 4:], expected[:, 4:]) > 0.5  # one scale for all
 
 
-def test_rows_of_zeros_give_zeros():
+@pytest.mark.parametrize("weight", [torch.ones(4, 8), torch.zeros(3, 5), torch.ones(400, 64) + 1e-4, torch.ones(1, 7)])
+def test_even_weights_are_products_like_any_other(weight):
+    x = torch.rand(2, weight.shape[1])
+    assert torch.allclose(Int8Product(weight)(x), x @ weight.T, atol=0.05 * weight.shape[1] ** 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_of_zeros_give_zeros(dtype):
     weight = torch.randn(8, 16)
     weight[3] = 0
-    found = Int8Product(weight)(torch.zeros(2, 16))
-    assert torch.equal(found, torch.zeros(2, 8))
+    found = Int8Product(weight)(torch.zeros(2, 16, dtype=dtype))
+    assert torch.equal(found, torch.zeros(2, 8, dtype=dtype))
     assert torch.equal(Int8Product(weight)(torch.randn(2, 16))[:, 3], torch.zeros(2))
 
 
@@ -137,9 +144,30 @@ def test_facts_about_the_draft_count_8_bits(tiny, other_folder):
     assert weight_bytes(tiny.info, [eight]) == weight_bytes(tiny.info, []) + eight.parameters
     # A copy in 8 bits takes room of its own, though it reads the target's cache.
     assert not is_part_of(tiny.info, whole)
+    assert [own_kv_bytes(tiny.info, info) > 0 for info in (None, plain, eight, tree, whole)] == [
+        False,
+        *[True] * 3,
+        False,
+    ]
     # Elsewhere both are taken to run in bfloat16.
     assert bytes_read(eight) == bytes_read(plain)
     assert tree.weight_bytes_per_step == eight.weight_bytes_per_step
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [
+        ("int8:target", True),
+        ("tree:int8:target", True),
+        ("int8:early-exit:8", True),
+        ("sequoia:int8:layer-skip:3", True),
+        ("int8:targets/model", False),
+        ("int8:eagle3:demo", False),
+        ("early-exit:8", False),  # that it is a part of the target its digest says
+    ],
+)
+def test_parts_of_the_target_in_8_bits_run_on_its_cache(name, shares):
+    assert runs_on_target_cache(name) == shares
 
 
 def test_names_say_what_the_drafter_behind_them_does():

@@ -116,8 +116,11 @@ def _int8(name: str, inner: str, setting: _Setting) -> BuiltDrafter:
         what = f"{inner} has no weights" if kind == "ngram" else f"{name!r} names no drafter"
         raise UsageError(what, f"for example {INT8}:eagle3:demo, or {INT8}:{WHOLE_TARGET} for the target itself")
     if kind in (*TREE_PREFIXES, "eagle2", "staged"):
-        tree, _, rest = inner.replace("eagle2", "tree:eagle", 1).partition(":")
-        right = f"{tree}:{INT8}:{rest}" if kind != "staged" else f"staged:ngram>{INT8}:MODEL"
+        rest = inner.partition(":")[2]
+        if rest.partition(":")[0] in ("", "ngram", "eagle2", *TREE_PREFIXES):
+            rest = "NAME"
+        special = {"eagle2": f"tree:{INT8}:eagle:{rest}", "staged": f"staged:ngram>{INT8}:NAME"}
+        right = special.get(kind, f"{kind}:{INT8}:{rest}")
         raise UsageError(f"{INT8} stands before the drafter whose weights it stores", f"write {right}")
     return _build(inner, replace(setting, int8=True))
 
@@ -137,7 +140,10 @@ def _head(kind: str, where: str, setting: _Setting, *, tree: bool) -> BuiltDraft
 
 
 def _int8_info(info: ModelInfo) -> ModelInfo:
-    """Facts about a drafter whose weights have become 8 bits each; norms and scales, which have not, are few."""
+    """Facts about a drafter whose weights have become 8 bits each.
+
+    Norms and scales, which have not, are few; nor has a model's embedding, of which a step reads a row.
+    """
     return info.model_copy(
         update={
             "name": f"{INT8}:{info.name}",

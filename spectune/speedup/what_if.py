@@ -30,7 +30,7 @@ from spectune.speedup.surface import REACH, Surface
 from spectune.speedup.uncertainty import FLAT, Verdict, ends, verdict
 from spectune.sweeping.cell import ModelInfo
 from spectune.sweeping.drafter_names import drafts_at_once, drafts_trees
-from spectune.sweeping.memory import is_part_of
+from spectune.sweeping.memory import is_part_of, own_kv_bytes
 
 DRAWS = 400
 _MOST = 10_000  # places at once: each has DRAWS draws
@@ -256,7 +256,8 @@ def _bytes_held(target: ModelInfo, draft: ModelInfo | None, tokens: Array) -> Ar
     """Weights and caches in bfloat16; a draft made of the target's layers shares both."""
     own = [target] if draft is None or is_part_of(target, draft) else [target, draft]
     weights = sum(2 * m.parameters for m in own)
-    return np.asarray(weights + sum(bytes_read(m)[1] for m in own) * tokens)
+    caches = [target] if draft is None or own_kv_bytes(target, draft) == 0 else [target, draft]
+    return np.asarray(weights + sum(bytes_read(m)[1] for m in caches) * tokens)
 
 
 def _own_device(run: Run) -> Device | None:

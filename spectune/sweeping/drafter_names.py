@@ -29,6 +29,13 @@ def has_int8_weights(name: str) -> bool:
     return INT8 in re.split("[:>]", name)
 
 
+def runs_on_target_cache(name: str) -> bool:
+    """Whether a drafter with weights in 8 bits is some of the target's layers, or all: it has no cache of its own."""
+    trees = "|".join(TREE_PREFIXES)
+    parts = rf"(?:(?:{trees}):)?{INT8}:(?:{WHOLE_TARGET}$|early-exit:|layer-skip:)"
+    return re.match(parts, name) is not None
+
+
 def has_random_weights(name: str) -> bool:
     """Whether a model or drafter of this name has random weights somewhere: `shape:…`, `eagle3:shape`, …"""
     return "shape" in re.split("[:>]", name.partition("{")[0])

@@ -11,7 +11,7 @@ from spectune.engines.engine import Request
 from spectune.measuring.bytes_model import TheoryCard
 from spectune.suites.prompt import Suite
 from spectune.sweeping.cell import CellSpec, ModelInfo
-from spectune.sweeping.memory import BYTES, is_part_of
+from spectune.sweeping.memory import bytes_per_weight, is_part_of, own_kv_bytes
 
 
 def planned_tokens(spec: CellSpec, suite: Suite) -> int:
@@ -79,7 +79,7 @@ def estimate(
         tokens=sum(tokens),
         seconds=None if reasons else seconds,
         assumption=str(reasons[0]) if reasons else _ASSUMPTION,
-        weight_bytes=sum(model.parameters * BYTES.get(model.dtype, 4) for model in models),
+        weight_bytes=sum(model.parameters * bytes_per_weight(model) for model in models),
         kv_bytes=max(_kv_bytes(spec, requests[spec.suite], target, drafters[spec.drafter]) for spec in plan),
     )
 
@@ -97,7 +97,4 @@ _ASSUMPTION = (
 
 def _kv_bytes(spec: CellSpec, requests: Sequence[Request], target: ModelInfo, drafter: ModelInfo | None) -> int:
     longest = max(len(r.token_ids) + r.max_new_tokens for r in requests) + spec.k
-    per_token = target.kv_bytes_per_token
-    if drafter is not None and not is_part_of(target, drafter):
-        per_token += drafter.kv_bytes_per_token
-    return spec.batch * longest * per_token
+    return spec.batch * longest * (target.kv_bytes_per_token + own_kv_bytes(target, drafter))

@@ -202,8 +202,12 @@ def second_look(
         here = [s for s in grid if (s.suite, s.batch) == place and s.k and s.key in believed]
         best = max(here, key=lambda s: believed[s.key].speedup, default=None)
         known = max((measured[s.key] for s in here if s.key in measured), default=0.0)
-        if best is not None and (1 - CLOSE) * believed[best.key].speedup > known:
+        if best is None:
+            continue
+        if (1 - CLOSE) * believed[best.key].speedup > known:
             promising.add(best.key)
+        # Another drafter may be the best now: what it costs at rest, as in `choose`.
+        promising |= {s.key for s in grid if (s.suite, s.batch, s.drafter, s.k) == (*place, best.drafter, 0)}
     return tuple(s for s in grid if s.key in promising and s.key not in measured)
 
 

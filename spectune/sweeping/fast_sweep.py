@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from spectune.engines.engine import Request
+from spectune.interrupts import interrupts
 from spectune.sweeping.cell import CellResult, CellSpec
 from spectune.sweeping.fast_plan import (
     Prediction,
@@ -27,7 +28,7 @@ from spectune.sweeping.round_costs import Probe
 from spectune.sweeping.rundir import RunDirectory
 from spectune.sweeping.sweep import Sweep, failure_message
 
-_LOOKS = 2  # at the plan once it was measured, each for more cells
+_LOOKS = 2  # of one call, once the plan is measured, each for more cells
 _POLL_SECONDS = 1.0  # between looks at cells that another process is measuring
 
 Extend = Callable[[Sequence[CellSpec]], None]  # make cells part of the run's plan
@@ -108,23 +109,27 @@ def _look_again(
     predictions: Mapping[str, Prediction],
     extend: Extend,
 ) -> list[CellSpec]:
-    """Measure what promises most after the plan was measured; the plan with these cells, in the grid's order."""
-    wanted = {spec.key for spec in plan}
+    """Measure what promises most after the plan was measured; the plan with these cells, in the grid's order.
+
+    Another process that fills the same run may have added cells: they are waited for and looked at, too.
+    """
+
+    def planned() -> list[CellSpec]:
+        there = {spec.key for spec in (*plan, *sweep.directory.info().plan)}
+        return [spec for spec in grid if spec.key in there]
+
     for _ in range(_LOOKS):
-        _wait(sweep, plan)
+        _wait(sweep, planned())
         results = sweep.directory.results()
         unfit = {f.key for f in sweep.directory.failures()} | {r.key for r in results if _is_wrong(r)}
         measured = {r.key: s for r in results if (s := figures(r).speedup) is not None}
         more = second_look([spec for spec in grid if spec.key not in unfit], predictions, measured)
-        more = tuple(spec for spec in more if spec.key not in wanted)
         if not more:
             break
-        wanted |= {spec.key for spec in more}
-        plan = [spec for spec in grid if spec.key in wanted]
-        extend(tuple(plan))
+        extend(more)
         sweep.listener.note(f"{len(more)} more cells promise most, now that those before are measured")
         replace(sweep, plan=more).run()
-    return list(plan)
+    return planned()
 
 
 def _survey(sweep: Sweep, grid: Sequence[CellSpec], prompts: int, extend: Extend) -> tuple[CellSpec, ...]:
@@ -218,7 +223,8 @@ def _try_probe(sweep: Sweep, place: ProbePlace, ks: Sequence[int], number: str) 
         what = f"{place.drafter or 'verification'}, {spec.suite}, batch {spec.batch}"
         sweep.listener.note(f"timing rounds {number}: {what}")
         try:
-            return _probe(sweep, place, spec, ks)
+            with interrupts():
+                return _probe(sweep, place, spec, ks)
         except Exception as error:
             sweep.listener.note(f"no times for {what}: {failure_message(error)}")
         # Only now: the exception's traceback has kept the rounds' tensors alive.

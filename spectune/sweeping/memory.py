@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from spectune.engines.engine import Request
 from spectune.sweeping.cell import CellSpec, MemoryPlan, ModelInfo, Sampling
+from spectune.sweeping.drafter_names import runs_on_target_cache
 from spectune.sweeping.recording import interleaved
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # per parameter
@@ -91,14 +92,18 @@ def is_part_of(target: ModelInfo, drafter: ModelInfo) -> bool:
     return drafter.digest.startswith(f"{target.digest}/")
 
 
+def own_kv_bytes(target: ModelInfo, drafter: ModelInfo | None) -> int:
+    """Bytes per token of a drafter's own cache; copies of the target in 8 bits run on the target's."""
+    if drafter is None or is_part_of(target, drafter) or runs_on_target_cache(drafter.name):
+        return 0
+    return drafter.kv_bytes_per_token
+
+
 def plan_memory(load: Load) -> MemoryPlan:
     """Bytes by what they are for."""
     target, draft = load.target, load.drafter
     slots = load.context + load.k + 1
-    per_token = target.kv_bytes_per_token
-    if draft is not None and not is_part_of(target, draft):
-        per_token += draft.kv_bytes_per_token
-    row = slots * per_token
+    row = slots * (target.kv_bytes_per_token + own_kv_bytes(target, draft))
     if load.takes_turns:
         row += (load.context + 1) * target.kv_bytes_per_token
     verified = load.batch * (load.k + 1)
