@@ -393,21 +393,30 @@ def test_a_fast_sweep_looks_again_where_its_favourites_disappoint(tmp_path, opti
     assert measured(tmp_path / "once") == measured(tmp_path / "twice")
 
 
-def test_an_interruption_that_a_timed_round_turns_into_an_error_ends_the_sweep(
+@pytest.mark.parametrize("becomes", ["an error", "nothing"])
+def test_an_interruption_that_a_timed_round_turns_into_something_else_ends_the_sweep(
     tmp_path,
     options,  # noqa: F811
     monkeypatch,
+    becomes,
 ):
-    def careless(*_):
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(5)
-        except KeyboardInterrupt:
-            raise RuntimeError("error calling function: KeyboardInterrupt") from None
+    original, calls = fast_sweep._probe, []
+
+    def careless(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+            except KeyboardInterrupt:
+                if becomes == "an error":
+                    raise RuntimeError("error calling function: KeyboardInterrupt") from None
+        return original(*arguments)
 
     monkeypatch.setattr(fast_sweep, "_probe", careless)
     with pytest.raises(Interrupted, match="3 of 3 cells are finished"):
         run(options(**BIG), engine=FakeEngine(), output=tmp_path / "r")
+    assert len(calls) == 1
 
 
 def write_suites(tmp_path, **limits):

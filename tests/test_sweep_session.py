@@ -13,6 +13,7 @@ import pytest
 from fake_engine import FakeEngine, model
 
 from spectune.errors import SpectuneError, UsageError
+from spectune.interrupts import interrupts
 from spectune.sweeping import session
 from spectune.sweeping.config import settings
 from spectune.sweeping.options import SweepOptions
@@ -145,6 +146,21 @@ def test_an_interruption_that_a_library_turns_into_something_else_still_ends_the
     finally:
         signal.signal(number, former)
     assert RunDirectory(tmp_path / "r").failures() == ()
+
+
+def test_a_block_inside_another_knows_of_an_interruption_that_was_dropped_before_it():
+    seen = []
+    with pytest.raises(KeyboardInterrupt), interrupts():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            pass
+        with interrupts() as inner:
+            seen.append(inner.asked)
+    assert seen == [True]
+    with interrupts() as later:
+        assert not later.asked
 
 
 def test_a_warning_that_a_cell_has_twice_counts_as_one_cell(tmp_path, options):
