@@ -150,14 +150,19 @@ def test_an_interruption_that_a_library_turns_into_something_else_still_ends_the
 
 def test_a_block_inside_another_knows_of_an_interruption_that_was_dropped_before_it():
     seen = []
-    with pytest.raises(KeyboardInterrupt), interrupts():
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(5)
-        except KeyboardInterrupt:
-            pass
-        with interrupts() as inner:
-            seen.append(inner.asked)
+
+    def dropped() -> None:
+        with interrupts():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+            except KeyboardInterrupt:
+                pass
+            with interrupts() as inner:
+                seen.append(inner.asked)
+
+    with pytest.raises(KeyboardInterrupt):
+        dropped()
     assert seen == [True]
     with interrupts() as later:
         assert not later.asked
